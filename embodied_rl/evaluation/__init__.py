@@ -1,0 +1,1 @@
+"""Measuring success so that a reviewer would trust it."""

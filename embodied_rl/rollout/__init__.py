@@ -1,0 +1,1 @@
+"""Running episodes: planners, worker processes, the collector."""

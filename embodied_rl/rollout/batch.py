@@ -1,0 +1,65 @@
+"""What a collection of decisions looks like to an algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from embodied_rl.contracts import Episode, Observation
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """How one planned episode went."""
+
+    episode: Episode
+    success_once: bool
+    """Success held at some step."""
+    success_at_end: bool
+    """Success held at the last step."""
+    total_reward: float
+    """Undiscounted sum over the executed steps."""
+    num_steps: int
+    """Control steps executed."""
+    error: str | None = None
+    """Why the episode did not run; it then counts as a failure."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T decisions of each of B slots, flattened to N = T * B rows in time-major order.
+
+    Row `t * B + b` is decision t of slot b. Where an episode of a slot ends, the next decision of
+    that slot belongs to the next episode.
+    """
+
+    num_decisions: int
+    """T."""
+    observation: Observation
+    """N rows."""
+    trace: dict[str, Tensor]
+    """Each [N, ...], from the policy."""
+    log_prob: Tensor
+    """float32 [N, H] per control step, at the time of acting."""
+    value: Tensor
+    """float32 [N]: value of the observation."""
+    next_value: Tensor
+    """float32 [N]: value of what followed. At a time limit it is the value of the observation at
+    which the episode was cut; after a termination it is 0."""
+    reward: Tensor
+    """float32 [N, H]; 0 where not executed."""
+    executed: Tensor
+    """int64 [N]: control steps executed of H."""
+    done: Tensor
+    """bool [N]: the episode ended within this decision."""
+    valid: Tensor
+    """bool [N]: false where nothing was decided (frozen slot) or the episode was lost."""
+    group: Tensor
+    """int64 [N]: group of the row's episode."""
+    results: list[EpisodeResult]
+    """Episodes that ended while collecting."""
+    num_lost: int
+    """Episodes lost to failed workers while collecting; they run again later."""
+    seconds: dict[str, float]
+    """Wall time by activity: `infer`, `wait` (for simulators), `total`."""

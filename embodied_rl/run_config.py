@@ -1,0 +1,166 @@
+"""The options of a whole run: one part of each kind, and the phases around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from embodied_rl.config import Config, part
+
+
+class DemonstrationsConfig(Config):
+    """Where the demonstrations come from."""
+
+    path: Path | None = None
+    """A LeRobotDataset v3 folder. Without one, the scripted expert records it into the run."""
+    episodes: int = Field(50, ge=1)
+    """Successful episodes to record, or to use of a given data set."""
+    action_noise: float = Field(0.0, ge=0.0, le=1.0)
+    """Standard deviation of noise on the executed (not the recorded) expert actions, as a share of
+    the action range: it shows the policy how to recover."""
+
+
+class ImitationConfig(Config):
+    """Supervised start of the policy from demonstrations."""
+
+    steps: int = Field(2000, ge=1)
+    """Gradient steps."""
+    batch_size: int = Field(256, ge=1)
+    learning_rate: float = Field(1e-3, gt=0.0)
+    """Peak of a cosine schedule that ends at zero."""
+    warmup_steps: int = Field(100, ge=0)
+    """Gradient steps over which the learning rate rises from zero."""
+    weight_decay: float = Field(1e-4, ge=0.0)
+    ema_decay: float = Field(0.999, ge=0.0, lt=1.0)
+    """Decay of the moving average of the weights that is kept as the result; 0 keeps the last."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    """Gradients are scaled down to this norm."""
+    checkpoint_every: int = Field(1000, ge=1)
+    """Gradient steps between checkpoints for resuming."""
+    holdout_share: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of the episodes kept out of training, to measure the open-loop action error on."""
+
+
+class RolloutConfig(Config):
+    """How simulators run."""
+
+    num_workers: int | None = Field(None, ge=0)
+    """Worker processes; 0 runs the simulator inside the training process. By default one per CPU
+    core, at most 16."""
+    num_slots: int = Field(32, ge=1)
+    """Environments in all, spread over the workers."""
+    halves: Literal[1, 2] = 2
+    """With 2, one half of the slots simulates while the policy decides for the other."""
+    step_timeout_s: float = Field(60.0, gt=0.0)
+    """A worker silent for this long, and for ten times its usual chunk time, is replaced."""
+    max_worker_restarts: int = Field(20, ge=0)
+    """Replaced workers in one run after which the run gives up."""
+
+    @model_validator(mode="after")
+    def _halves_divide_the_slots(self) -> Self:
+        if self.num_slots % self.halves:
+            raise ValueError(
+                f"num_slots={self.num_slots} must be a multiple of halves={self.halves}"
+            )
+        if self.num_workers and self.num_workers > self.num_slots:
+            raise ValueError(
+                f"num_workers={self.num_workers} is more than num_slots={self.num_slots}; "
+                f"give every worker at least one slot"
+            )
+        return self
+
+
+class EvaluationConfig(Config):
+    """How success is measured."""
+
+    episodes: int = Field(200, ge=1)
+    """Held-out initial states at the start and the end of reinforcement learning."""
+    every: int = Field(0, ge=0)
+    """Iterations between smaller checks during training; 0 turns them off."""
+    quick_episodes: int = Field(64, ge=1)
+    """Episodes of those checks. They use other initial states than the final result does."""
+    keep_best: bool = True
+    """Evaluate the checkpoint with the best quick check at the end, instead of the last one."""
+
+
+class LoggingConfig(Config):
+    """What a run writes beside `metrics.jsonl`."""
+
+    tensorboard: bool = False
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; `offline` needs no account."""
+    wandb_project: str = "embodied-rl"
+    video_episodes: int = Field(4, ge=0)
+    """Episodes filmed before and after reinforcement learning, where a rendering device exists."""
+
+
+class CheckpointConfig(Config):
+    """When a run can be resumed from."""
+
+    every: int = Field(10, ge=1)
+    """Iterations between checkpoints. The end of every phase and SIGTERM save one as well."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept, newest first; the best one is kept as well."""
+
+
+class RunConfig(Config):
+    """Everything that defines a run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The run's folder under `runs_dir`."""
+    runs_dir: Path = Path("runs")
+    seed: int = Field(0, ge=0)
+    """Seeds weights, noise, minibatches and the plan of episodes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the networks run; `auto` takes a GPU if there is one."""
+    simulator: Annotated[SerializeAsAny[Config], part("simulator")]
+    policy: Annotated[SerializeAsAny[Config], part("policy")]
+    algorithm: Annotated[SerializeAsAny[Config], part("algorithm")]
+    iterations: int = Field(100, ge=0)
+    """Reinforcement-learning iterations: collect, then update."""
+    initial_policy: Path | None = None
+    """A policy folder to start from; demonstrations and imitation are then skipped."""
+    demonstrations: DemonstrationsConfig | None = None
+    """Leave out, together with `imitation`, to learn from scratch."""
+    imitation: ImitationConfig | None = None
+    rollout: RolloutConfig = RolloutConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        if (self.demonstrations is None) != (self.imitation is None):
+            raise ValueError(
+                "demonstrations and imitation go together: set both, or leave out both to learn "
+                "from scratch"
+            )
+        for rule in (_batched_simulators_need_no_workers, _policy_needs_cameras):
+            rule(self)
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """Where the run keeps everything."""
+        return self.runs_dir / self.name
+
+
+def _batched_simulators_need_no_workers(run: RunConfig) -> None:
+    batched: Any = getattr(run.simulator, "batched", False)
+    if batched and run.rollout.num_workers:
+        raise ValueError(
+            f"rollout.num_workers={run.rollout.num_workers} but this simulator runs as one batch; "
+            f"leave num_workers out"
+        )
+
+
+def _policy_needs_cameras(run: RunConfig) -> None:
+    needs: Any = getattr(run.policy, "needs_cameras", False)
+    gives: Any = getattr(run.simulator, "gives_images", False)
+    if needs and not gives:
+        raise ValueError(
+            "this policy looks through cameras but the simulator gives only a state; choose "
+            "simulator.observation=rgb or a policy without cameras"
+        )

@@ -1,0 +1,1 @@
+"""Runs: phases, checkpoints, metrics, reports."""

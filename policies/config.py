@@ -1,0 +1,94 @@
+"""Options of the policies. Kept apart from the networks so that a configuration is checked without
+importing torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from embodied_rl import catalogue
+from embodied_rl.config import Config
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Contract, Policy
+
+
+class FlowConfig(Config):
+    """How a flow policy draws actions; shared by all flow policies."""
+
+    chunk: int = Field(4, ge=1)
+    """H: control steps planned and executed per decision."""
+    denoise_steps: int = Field(4, ge=2)
+    """K: Euler steps from noise to actions."""
+    noise_level: float = Field(0.5, gt=0.0, le=2.0)
+    """a of Flow-SDE: scale of the exploration noise (piRL, equation for sigma_t)."""
+    stochastic_steps: Literal["one", "all"] = "one"
+    """Denoising steps that draw noise: one per decision, chosen per environment, or all."""
+    skip_last_step: bool = True
+    """Never make the last denoising step stochastic: its noise would stay in the action."""
+
+
+class FlowMLPConfig(FlowConfig):
+    """A flow policy on the state alone: small, for tasks without cameras."""
+
+    type: Literal["flow_mlp"] = "flow_mlp"
+    needs_cameras: ClassVar[bool] = False
+    hidden_size: int = Field(256, ge=8)
+    num_layers: int = Field(3, ge=1)
+    value_hidden_size: int = Field(256, ge=8)
+
+    def build(self, contract: Contract) -> Policy:
+        """A new policy with random weights for this contract."""
+        policy: Policy = catalogue.load("policies.flow_mlp:FlowMLP")(self, contract)
+        return policy
+
+
+class FlowVLAConfig(FlowConfig):
+    """Cameras, an instruction and the state as a shared prefix; a transformer action expert."""
+
+    type: Literal["flow_vla"] = "flow_vla"
+    needs_cameras: ClassVar[bool] = True
+    hidden_size: int = Field(128, ge=16)
+    """Width of prefix and expert tokens."""
+    num_prefix_layers: int = Field(2, ge=1)
+    num_expert_layers: int = Field(2, ge=1)
+    num_heads: int = Field(4, ge=1)
+    patch_size: int = Field(8, ge=2)
+    """Side of an image patch in pixels; it divides the images' height and width."""
+    max_instruction_bytes: int = Field(48, ge=8)
+    """Instructions are read as UTF-8 bytes and cut here."""
+    value_hidden_size: int = Field(128, ge=8)
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of num_heads={self.num_heads}"
+            )
+        return self
+
+    def build(self, contract: Contract) -> Policy:
+        """A new policy with random weights for this contract."""
+        policy: Policy = catalogue.load("policies.flow_vla:FlowVLA")(self, contract)
+        return policy
+
+
+class GaussianMLPConfig(Config):
+    """The classic continuous-control policy: a Gaussian around a tanh network."""
+
+    type: Literal["gaussian_mlp"] = "gaussian_mlp"
+    needs_cameras: ClassVar[bool] = False
+    chunk: int = Field(1, ge=1)
+    """H: control steps planned and executed per decision."""
+    hidden_size: int = Field(64, ge=1)
+    num_layers: int = Field(2, ge=1)
+    initial_std: float = Field(1.0, gt=0.0)
+    """Standard deviation of the untrained policy, as a share of half the action range."""
+    normalise_state: bool = True
+    """Keep a running mean and deviation of the states seen in training."""
+
+    def build(self, contract: Contract) -> Policy:
+        """A new policy with random weights for this contract."""
+        policy: Policy = catalogue.load("policies.gaussian_mlp:GaussianMLP")(self, contract)
+        return policy

@@ -1,0 +1,1 @@
+"""Running a trained policy on a robot."""

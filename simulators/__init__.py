@@ -1,0 +1,1 @@
+"""Simulators: one file each, built from the options in `simulators.config`."""
