@@ -203,6 +203,22 @@ class Observation:
     def __len__(self) -> int:
         return len(self.instruction)
 
+    def select(self, rows: Tensor) -> Observation:
+        """The observation of these environments, given by int64 indices."""
+        return Observation(
+            images={name: image[rows] for name, image in self.images.items()},
+            state=self.state[rows],
+            instruction=tuple(self.instruction[row] for row in rows.tolist()),
+        )
+
+    def to(self, device: torch.device | str) -> Observation:
+        """The same observation with its tensors on a device."""
+        return Observation(
+            images={name: image.to(device) for name, image in self.images.items()},
+            state=self.state.to(device),
+            instruction=self.instruction,
+        )
+
 
 @dataclass(frozen=True)
 class BatchOutcome:

@@ -1,0 +1,72 @@
+"""Losses of policy-gradient algorithms. Masks act before `exp`, so that neither a loss nor its
+gradient can see a masked overflow or NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LARGEST_LOG_RATIO = 20.0
+"""Log-ratios are cut here: exp(20) is far past any clip, and exp(90) is infinite in float32."""
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A policy loss with what its training curve should show."""
+
+    loss: Tensor
+    approx_kl: Tensor
+    """Estimate of KL(old || new): mean of r - 1 - log r (Schulman 2020, the k3 estimator)."""
+    clip_fraction: Tensor
+    """Share of ratios outside the clip range."""
+
+
+def executed_mask(executed: Tensor, num_steps: int) -> Tensor:
+    """bool [N, H]: which of H control steps of each chunk were executed, from counts [N]."""
+    return torch.arange(num_steps, device=executed.device) < executed[:, None]
+
+
+def log_ratio(
+    new: Tensor, old: Tensor, mask: Tensor, level: Literal["chunk", "step"]
+) -> tuple[Tensor, Tensor]:
+    """Log of the probability ratio new / old and the mask that belongs to it.
+
+    `new`, `old` and `mask` are [N, H] per control step. Level `step` keeps [N, H]; level `chunk`
+    adds up the masked steps of a chunk to the exact joint log-ratio [N]. Masked entries are 0.
+    """
+    steps = torch.where(mask, new - old, torch.zeros_like(new))
+    if level == "step":
+        return steps, mask
+    return steps.sum(dim=1), mask.any(dim=1)
+
+
+def clipped_policy_loss(
+    ratio_log: Tensor, advantage: Tensor, mask: Tensor, clip: float
+) -> PolicyLoss:
+    """The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7), as a loss.
+
+    All tensors have one shape, [N] or [N, H]; the mean is over entries where `mask` is true.
+    """
+    count = mask.sum().clamp_min(1)
+    bounded = torch.where(mask, ratio_log, torch.zeros_like(ratio_log))
+    bounded = bounded.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    ratio = bounded.exp()
+    weight = torch.where(mask, advantage, torch.zeros_like(advantage))
+    gain = torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight)
+    with torch.no_grad():
+        divergence = torch.where(mask, ratio - 1 - bounded, torch.zeros_like(ratio))
+        outside = mask & ((ratio - 1).abs() > clip)
+    return PolicyLoss(-gain.sum() / count, divergence.sum() / count, outside.sum() / count)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the entries where `mask` is true; 0 if there are none."""
+    return torch.where(mask, values, torch.zeros_like(values)).sum() / mask.sum().clamp_min(1)
+
+
+def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared error of the value [N] against the return [N], over entries of `mask`."""
+    return masked_mean((value - target).square(), mask)
