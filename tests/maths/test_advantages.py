@@ -1,0 +1,141 @@
+"""Advantages against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodied_rl.maths.advantages import chunk_reward, explained_variance, gae, normalise
+
+NAN = float("nan")
+
+
+def column(*values: float) -> Tensor:
+    return torch.tensor(values)[:, None]
+
+
+def flags(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)[:, None]
+
+
+def test_chunk_reward_discounts_within_the_chunk_and_ignores_what_was_not_executed() -> None:
+    reward = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, NAN], [NAN, NAN, NAN]])
+    executed = torch.tensor([3, 2, 0])
+    # 1 + 0.5 * 2 + 0.25 * 4 = 3; 1 + 0.5 * 2 = 2; nothing.
+    assert chunk_reward(reward, executed, 0.5).tolist() == [3.0, 2.0, 0.0]
+
+
+def test_gae_by_hand_over_three_decisions() -> None:
+    # discount 0.5, lambda 0.5, values 2, 4, 6, then 8; rewards 1, 1, 1.
+    # deltas: 1 + .5*4 - 2 = 1;  1 + .5*6 - 4 = 0;  1 + .5*8 - 6 = -1.
+    # A2 = -1;  A1 = 0 + .25*(-1) = -.25;  A0 = 1 + .25*(-.25) = .9375.
+    found = gae(
+        reward=column(1, 1, 1),
+        value=column(2, 4, 6),
+        next_value=column(4, 6, 8),
+        discount=column(0.5, 0.5, 0.5),
+        done=flags(0, 0, 0),
+        valid=flags(1, 1, 1),
+        trace_decay=0.5,
+    )
+    assert found[:, 0].tolist() == [0.9375, -0.25, -1.0]
+
+
+def test_a_termination_stops_bootstrap_and_trace() -> None:
+    # Decision 0 ends its episode with reward 1 after one step; what comes next is another episode.
+    found = gae(
+        reward=column(1, 0),
+        value=column(0.25, 100),
+        next_value=column(0, 0),
+        discount=column(0.5, 0.5),
+        done=flags(1, 0),
+        valid=flags(1, 1),
+        trace_decay=1.0,
+    )
+    assert found[:, 0].tolist() == [0.75, -100.0]
+
+
+def test_a_time_limit_bootstraps_from_the_cut_observation_but_stops_the_trace() -> None:
+    # delta0 = 0 + .5 * 10 - 1 = 4: the value 10 of the cut observation counts, the next
+    # episode's advantage (0 + 0 - 100) does not.
+    found = gae(
+        reward=column(0, 0),
+        value=column(1, 100),
+        next_value=column(10, 0),
+        discount=column(0.5, 0.5),
+        done=flags(1, 0),
+        valid=flags(1, 1),
+        trace_decay=1.0,
+    )
+    assert found[:, 0].tolist() == [4.0, -100.0]
+
+
+def test_discount_follows_the_executed_steps() -> None:
+    # A chunk of 2 steps (0.5^2) then one of 1 step (0.5): delta0 = .25*8 - 1 = 1.
+    found = gae(
+        reward=column(0, 0),
+        value=column(1, 8),
+        next_value=column(8, 16),
+        discount=0.5 ** column(2, 1),
+        done=flags(0, 0),
+        valid=flags(1, 1),
+        trace_decay=0.0,
+    )
+    assert found[:, 0].tolist() == [1.0, 0.0]
+
+
+def test_invalid_rows_hide_nan_and_pass_nothing_on() -> None:
+    found = gae(
+        reward=column(1, NAN, 1),
+        value=column(0, NAN, 0),
+        next_value=column(0, NAN, 0),
+        discount=column(1, 1, 1),
+        done=flags(0, 0, 0),
+        valid=flags(1, 0, 1),
+        trace_decay=1.0,
+    )
+    assert found[:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_slots_do_not_mix_and_their_order_does_not_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (6, 5)
+    fields = {
+        name: torch.rand(shape, generator=generator)
+        for name in ("reward", "value", "next_value", "discount")
+    }
+    done = torch.rand(shape, generator=generator) < 0.3
+    valid = torch.rand(shape, generator=generator) < 0.9
+    whole = gae(**fields, done=done, valid=valid, trace_decay=0.9)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    permuted = {name: tensor[:, order] for name, tensor in fields.items()}
+    again = gae(**permuted, done=done[:, order], valid=valid[:, order], trace_decay=0.9)
+    assert torch.equal(again, whole[:, order])
+
+
+def test_normalise_ignores_padding() -> None:
+    values = torch.tensor([1.0, 3.0, NAN, 1e9])
+    valid = torch.tensor([True, True, False, False])
+    # Mean 2, deviation sqrt(2) with Bessel's correction.
+    found = normalise(values, valid)
+    assert found.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0, 0])
+
+
+def test_normalise_does_not_blow_up_equal_advantages() -> None:
+    valid = torch.ones(3, dtype=torch.bool)
+    assert normalise(torch.full((3,), 5.0), valid).tolist() == [0.0, 0.0, 0.0]
+    tiny = normalise(torch.tensor([0.0, 1e-6, 2e-6]), valid)
+    assert tiny.abs().max() < 0.01
+    assert normalise(torch.tensor([4.0]), valid[:1]).tolist() == [0.0]
+
+
+def test_explained_variance() -> None:
+    target = torch.tensor([0.0, 2.0])
+    assert explained_variance(target, target) == 1.0
+    assert explained_variance(torch.ones(2), target) == 0.0
+    # Residual variance 4 (of -2, +2) against 1.
+    assert explained_variance(torch.tensor([2.0, 0.0]), target) == -3.0
+    assert math.isnan(explained_variance(target, torch.ones(2)))
