@@ -52,6 +52,11 @@ class PPO:
             eps=1e-5,
         )
 
+    @property
+    def decisions_per_iteration(self) -> int:
+        """T: decisions per slot collected between updates."""
+        return self.config.decisions_per_iteration
+
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected decisions; returns the training curve's values.
 
