@@ -175,7 +175,7 @@ def _slide(scene: Scene, direction: float) -> Aim:
     The fingers spread across x, so that the flat side of the hand pushes.
     """
     tcp, _ = scene.tcp_pose()
-    cube, _ = scene.pose_of("cube")
+    cube, _ = scene.pose_of("obj")
     lead = float(direction * (cube[0] - tcp[0]))
     aside = abs(float(tcp[1] - cube[1]))
     table_height = _CUBE_SIZE_M / 2
@@ -213,7 +213,8 @@ def multiply(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Array:
     """The quaternion of the rotation `b` followed by `a`."""
     scalar = a[0] * b[0] - a[1:] @ b[1:]
     vector = a[0] * b[1:] + b[0] * a[1:] + np.cross(a[1:], b[1:])
-    return np.concatenate([[scalar], vector])
+    product: Array = np.concatenate([[scalar], vector])
+    return product
 
 
 def conjugate(quaternion: npt.NDArray[Any]) -> Array:
@@ -236,4 +237,5 @@ def rotation_vector(quaternion: npt.NDArray[Any]) -> Array:
         return np.zeros(3)
     # Quaternions q and -q are the same rotation; this takes the shorter way round.
     angle = 2 * np.arctan2(sine if scalar >= 0 else -sine, abs(scalar))
-    return vector * (angle / sine)
+    turn: Array = vector * (angle / sine)
+    return turn

@@ -1,0 +1,371 @@
+"""ManiSkill 3 on the CPU: one scene per environment.
+
+Supported tasks are stepped directly (`simulators.maniskill_fast`), all others through ManiSkill's
+own step. Images are drawn only when somebody observes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from embodied_rl.contracts import (
+    Camera,
+    Contract,
+    EnvironmentObservation,
+    Episode,
+    SimulatorSpec,
+    StepOutcome,
+)
+from simulators import maniskill_visuals as visuals
+from simulators.maniskill_fast import CONTROL_MODES, TASKS, FastStepper
+from simulators.maniskill_tasks import PANDA_TASKS, instruction_for, require_task
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import ByteArray, FloatArray
+    from simulators.config import ManiSkillConfig
+
+_GRIPPER_MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos", "pd_joint_delta_pos")
+
+
+class Stepper(Protocol):
+    """How one control step is run and read; the direct way or ManiSkill's."""
+
+    def bind(self) -> None: ...
+
+    def step(self, action: FloatArray) -> bool: ...
+
+    def state(self, privileged: bool) -> FloatArray: ...
+
+    def forget(self) -> None: ...
+
+    def tcp_pose(self) -> tuple[Any, Any]: ...
+
+    def pose_of(self, name: str) -> tuple[Any, Any]: ...
+
+    def gripper_opening(self) -> float: ...
+
+    def is_grasped(self, name: str) -> bool: ...
+
+
+def make(config: ManiSkillConfig) -> ManiSkillEnvironment:
+    """The environment for these options.
+
+    Raises ValueError for an unknown task, controller or reward, FileNotFoundError with the
+    download command for missing assets, RuntimeError with what to install if it cannot draw.
+    """
+    return ManiSkillEnvironment(config)
+
+
+def save_initial_states(path: Path, snapshots: Sequence[Mapping[str, FloatArray]]) -> None:
+    """Write snapshots of one environment as a file for the option `initial_states`."""
+    stacked = {name: np.stack([s[name] for s in snapshots]) for name in snapshots[0]}
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, allow_pickle=False, **stacked)
+    temporary.replace(path)
+
+
+def build_scene(config: ManiSkillConfig, num_envs: int, sim_backend: str) -> Any:
+    """ManiSkill's own environment for these options, without gymnasium's wrappers."""
+    registered = require_task(config.task)
+    images = config.gives_images
+    visuals.prepare_rendering(need_images=images)
+    if images and config.visuals == "light":
+        visuals.use_light_visuals()
+    logging.getLogger("mani_skill").setLevel(logging.ERROR)
+    options: dict[str, Any] = {
+        "num_envs": num_envs,
+        "obs_mode": config.observation,
+        "reward_mode": "normalized_dense" if config.reward == "dense" else "none",
+        "control_mode": config.control_mode,
+        "sim_backend": sim_backend,
+        "render_backend": visuals.render_backend(),
+    }
+    robot = config.robot or ("panda" if config.task in PANDA_TASKS else None)
+    if robot:
+        options["robot_uids"] = robot
+    if images:
+        size = config.image_size
+        options["sensor_configs"] = {"width": size, "height": size, "shader_pack": "minimal"}
+    _require_supported(config, registered.cls, robot)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return registered.cls(**{**registered.default_kwargs, **options})
+
+
+def make_contract(config: ManiSkillConfig, base: Any, state_dim: int) -> Contract:
+    """The conventions of a built scene."""
+    space = base.single_action_space
+    size = config.image_size
+    cameras = tuple(sorted(base.scene.sensors)) if config.gives_images else ()
+    return Contract(
+        state_dim=state_dim,
+        action_dim=int(space.shape[0]),
+        action_low=tuple(float(x) for x in space.low),
+        action_high=tuple(float(x) for x in space.high),
+        control_mode=config.control_mode,
+        control_hz=float(base.control_freq),
+        gripper="+1 opens, -1 closes" if config.control_mode in _GRIPPER_MODES else "task's own",
+        rotation=(
+            "Euler XYZ change of the present pose, -0.1 rad per unit"
+            if config.control_mode == "pd_ee_delta_pose"
+            else "none"
+        ),
+        cameras=tuple(Camera(name, size, size) for name in cameras),
+    )
+
+
+class ManiSkillEnvironment:
+    """One ManiSkill scene (contracts.Environment)."""
+
+    def __init__(self, config: ManiSkillConfig) -> None:
+        import torch
+
+        self._config = config
+        self._torch = torch
+        self.base = build_scene(config, num_envs=1, sim_backend="physx_cpu")
+        self._limit = _time_limit(config)
+        self._bank = _load_bank(config.initial_states) if config.initial_states else None
+        self._read_extra = self.base.get_obs
+        if config.reward == "sparse":
+            # ManiSkill would observe (and draw) at every step and reset; we observe when asked.
+            self.base.get_obs = lambda info=None, **_: {}
+        self.base.reset(seed=0)
+        fast = (
+            config.fast_path
+            and config.task in TASKS
+            and config.control_mode in CONTROL_MODES
+            and self.base.agent.uid == "panda"
+        )
+        self._stepper: Stepper = (
+            FastStepper(self.base, config.task, config.control_mode)
+            if fast
+            else StockStepper(self.base, self._read_extra)
+        )
+        if fast:
+            self.base.get_info = dict
+        self.is_fast = fast
+        self._elapsed = 0
+        self._had_success = False
+        self._instruction = instruction_for(config.task, config.instruction)
+        state_dim = self._state().shape[0]
+        self.spec = SimulatorSpec(
+            task=config.task,
+            contract=make_contract(config, self.base, state_dim),
+            max_episode_steps=self._limit,
+            can_render=visuals.has_render_device(),
+        )
+        self.tcp_pose = self._stepper.tcp_pose
+        self.pose_of = self._stepper.pose_of
+        self.gripper_opening = self._stepper.gripper_opening
+        self.is_grasped = self._stepper.is_grasped
+
+    @property
+    def instruction(self) -> str:
+        """What the task asks for."""
+        return self._instruction
+
+    def reset(self, episode: Episode) -> None:
+        """Start from the planned initial state: a reset seed, or a row of the bank of states."""
+        self._elapsed, self._had_success = 0, False
+        if self._bank is None:
+            self.base.reset(seed=episode.initial_state)
+        else:
+            self.base.reset(seed=episode.seed)
+            self.restore(_row(self._bank, episode.initial_state, self._config.initial_states))
+            self._elapsed = 0
+        self._stepper.forget()
+
+    def step(self, action: FloatArray) -> StepOutcome:
+        """Run one control step; sparse reward is 1 when success first holds, and never again."""
+        success = self._stepper.step(action)
+        self._elapsed += 1
+        if self._config.reward == "sparse":
+            reward = float(success and not self._had_success)
+        else:
+            reward = self._dense_reward(action)
+        self._had_success |= success
+        return StepOutcome(
+            reward=reward,
+            terminated=success and self._config.terminate_on_success,
+            truncated=self._elapsed >= self._limit,
+            success=success,
+        )
+
+    def observe(self) -> EnvironmentObservation:
+        """Read the state and draw the cameras."""
+        images: dict[str, ByteArray] = {}
+        if self._config.gives_images:
+            data = self.base._get_obs_sensor_data()
+            images = {name: data[name]["rgb"][0].cpu().numpy() for name in sorted(data)}
+        return EnvironmentObservation(images, self._state())
+
+    def snapshot(self) -> dict[str, FloatArray]:
+        """Poses and velocities of everything that moves, and the elapsed steps."""
+        flat: dict[str, FloatArray] = {}
+        for kind, group in self.base.get_state_dict().items():
+            for name, value in group.items():
+                flat[f"{kind}/{name}"] = value[0].cpu().numpy().astype(np.float32).copy()
+        flat["elapsed_steps"] = np.array([self._elapsed], dtype=np.float32)
+        return flat
+
+    def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
+        """Put the scene into a state that `snapshot` gave."""
+        nested: dict[str, dict[str, Any]] = {}
+        for key, value in snapshot.items():
+            kind, slash, name = key.partition("/")
+            if slash:
+                nested.setdefault(kind, {})[name] = self._torch.from_numpy(value.copy())[None]
+        have = {f"{k}/{n}" for k, group in self.base.get_state_dict().items() for n in group}
+        given = {key for key in snapshot if "/" in key}
+        if have != given:
+            raise ValueError(
+                f"this state does not belong to {self._config.task}: it lacks "
+                f"{sorted(have - given) or 'nothing'} and has {sorted(given - have) or 'nothing'} "
+                f"too much"
+            )
+        self.base.set_state_dict(nested)
+        self._elapsed = int(snapshot["elapsed_steps"][0])
+        self._stepper.forget()
+
+    def render(self) -> ByteArray:
+        """A picture from the task's camera for people, [height, width, 3]."""
+        if not self.spec.can_render:
+            raise RuntimeError(visuals.NO_RENDER_DEVICE)
+        picture = self.base.render_rgb_array()[0]
+        array: ByteArray = picture.cpu().numpy().astype(np.uint8)
+        return array
+
+    def close(self) -> None:
+        """Free the scene."""
+        self.base.close()
+
+    def _state(self) -> FloatArray:
+        return self._stepper.state(privileged=not self._config.gives_images)
+
+    def _dense_reward(self, action: FloatArray) -> float:
+        info = self.base.evaluate()
+        tensor = self._torch.from_numpy(np.asarray(action, dtype=np.float32))[None]
+        reward = self.base.compute_normalized_dense_reward(obs=None, action=tensor, info=info)
+        return float(reward[0])
+
+
+class StockStepper:
+    """Runs a scene through ManiSkill's own step; any task."""
+
+    def __init__(self, base: Any, get_obs: Any) -> None:
+        import torch
+
+        self._torch, self._base, self._get_obs = torch, base, get_obs
+
+    def bind(self) -> None:
+        """Nothing is kept of the scene."""
+
+    def forget(self) -> None:
+        """Nothing is kept of the scene."""
+
+    def step(self, action: FloatArray) -> bool:
+        """One control step; whether the task's success condition holds."""
+        tensor = self._torch.from_numpy(np.asarray(action, dtype=np.float32))[None]
+        info = self._base.step(tensor)[4]
+        return bool(info["success"][0]) if "success" in info else False
+
+    def state(self, privileged: bool) -> FloatArray:
+        """ManiSkill's flat state, or in rgb mode what a robot can measure."""
+        from mani_skill.utils import common
+
+        base = self._base
+        info = base.get_info()
+        if privileged:
+            flat = self._get_obs(info)
+        else:
+            measured = {"agent": base._get_obs_agent(), "extra": base._get_obs_extra(info)}
+            flat = common.flatten_state_dict(measured, use_torch=True)
+        state: FloatArray = flat[0].cpu().numpy().astype(np.float32)
+        return state
+
+    def tcp_pose(self) -> tuple[Any, Any]:
+        """Position and quaternion of the point between the fingertips."""
+        pose = self._base.agent.tcp.pose
+        return pose.p[0].numpy(), pose.q[0].numpy()
+
+    def pose_of(self, name: str) -> tuple[Any, Any]:
+        """Position and quaternion of an actor, by the task's attribute."""
+        pose = getattr(self._base, name).pose
+        return pose.p[0].numpy(), pose.q[0].numpy()
+
+    def gripper_opening(self) -> float:
+        """How far one finger is from the closed position, in metres."""
+        return float(self._base.agent.robot.get_qpos()[0, -1])
+
+    def is_grasped(self, name: str) -> bool:
+        """Whether both fingers hold the actor."""
+        return bool(self._base.agent.is_grasping(getattr(self._base, name))[0])
+
+
+def _require_supported(config: ManiSkillConfig, task: Any, robot: str | None) -> None:
+    """Raise ValueError for a controller or reward that the task does not have."""
+    from mani_skill.agents.registration import REGISTERED_AGENTS
+
+    modes = task.SUPPORTED_REWARD_MODES
+    if config.reward == "dense" and "normalized_dense" not in modes:
+        raise ValueError(
+            f"{config.task} has no dense reward, only {', '.join(modes)}; "
+            f"set simulator.reward=sparse"
+        )
+    supported = getattr(task, "SUPPORTED_ROBOTS", None) or ()
+    uid = robot or (supported[0] if supported and isinstance(supported[0], str) else None)
+    if robot and robot not in REGISTERED_AGENTS:
+        near = difflib.get_close_matches(robot, REGISTERED_AGENTS, 3)
+        raise ValueError(
+            f"simulator.robot={robot!r} is no ManiSkill robot; near matches: "
+            f"{', '.join(near) or 'none'}"
+        )
+    agent = REGISTERED_AGENTS.get(uid)
+    if agent is None:
+        return
+    known = list(getattr(agent.agent_cls, "supported_control_modes", ()) or ())
+    if not known:
+        known = _control_modes_of(agent.agent_cls)
+    if known and config.control_mode not in known:
+        raise ValueError(
+            f"simulator.control_mode={config.control_mode!r} is none of {uid}'s: {', '.join(known)}"
+        )
+
+
+def _control_modes_of(agent: Any) -> list[str]:
+    """Names of a robot's controllers, read from its class without building a scene."""
+    try:
+        bare = agent.__new__(agent)
+        return list(agent._controller_configs.fget(bare))
+    except (AttributeError, TypeError):
+        return []  # This robot's controllers depend on the scene; ManiSkill itself will complain.
+
+
+def _time_limit(config: ManiSkillConfig) -> int:
+    limit = config.max_episode_steps or require_task(config.task).max_episode_steps
+    if limit is None:
+        raise ValueError(
+            f"{config.task} has no time limit of its own; set simulator.max_episode_steps"
+        )
+    return int(limit)
+
+
+def _load_bank(path: Path) -> dict[str, FloatArray]:
+    if not path.is_file():
+        raise FileNotFoundError(f"simulator.initial_states: no file {path}")
+    with np.load(path, allow_pickle=False) as bank:
+        return {name: bank[name] for name in bank.files}
+
+
+def _row(bank: Mapping[str, FloatArray], row: int, path: Path | None) -> dict[str, FloatArray]:
+    count = len(next(iter(bank.values())))
+    if not 0 <= row < count:
+        raise IndexError(f"{path} holds {count} initial states, 0 to {count - 1}; got {row}")
+    return {name: values[row] for name, values in bank.items()}
