@@ -219,7 +219,8 @@ def multiply(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Array:
 
 def conjugate(quaternion: npt.NDArray[Any]) -> Array:
     """The quaternion of the opposite rotation."""
-    return np.asarray(quaternion, float) * np.array([1.0, -1.0, -1.0, -1.0])
+    opposite: Array = np.asarray(quaternion, float) * np.array([1.0, -1.0, -1.0, -1.0])
+    return opposite
 
 
 def yaw(quaternion: npt.NDArray[Any]) -> float:

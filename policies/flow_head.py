@@ -1,0 +1,151 @@
+"""Drawing and scoring action chunks with a velocity network: what all flow policies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from embodied_rl.contracts import Contract, Decision, Evaluation
+from embodied_rl.maths import flow
+from embodied_rl.maths.randomness import standard_normal, uniform_integers
+from policies.layers import Normaliser, fit_state
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Randomness
+    from policies.config import FlowConfig
+
+SMALLEST_ACTION_STD = 0.15
+"""Floor of an action dimension's deviation, as a share of half its range. Without it, the noise of
+a dimension that hardly moves in the demonstrations would shrink to nothing and could not be
+explored, and its tiny motions would be blown up to the size of real ones."""
+
+
+type Velocity[P] = Callable[[P, Tensor, Tensor], Tensor]
+"""Velocity [B, H, A] in normalised action space from a prefix, x_t [B, H, A] and time [B]. The
+prefix is what was made of the observation, once, for all denoising steps."""
+
+
+class FlowHead(nn.Module):
+    """Noise in, actions out, with the log-probability of what was random on the way.
+
+    With `stochastic_steps="one"`, each environment draws which denoising step is random; the others
+    follow the ODE. The log-probability is the exact one of the random steps given where they began.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, config: FlowConfig, contract: Contract) -> None:
+        super().__init__()
+        self.chunk, self.num_steps = config.chunk, config.denoise_steps
+        self.noise_level = config.noise_level
+        self.all_steps = config.stochastic_steps == "all"
+        self.num_candidates = config.denoise_steps - (1 if config.skip_last_step else 0)
+        self.actions = Normaliser(contract.action_dim)
+        self.register_buffer("low", torch.tensor(contract.action_low), persistent=False)
+        self.register_buffer("high", torch.tensor(contract.action_high), persistent=False)
+
+    def fit(self, state: Normaliser, states: Tensor, actions: Tensor) -> None:
+        """Fit the statistics of states [N, S] and actions [N, A]."""
+        fit_state(state, states)
+        half_range = (self.high - self.low) / 2
+        finite = torch.where(half_range.isfinite(), half_range, torch.zeros_like(half_range))
+        self.actions.fit(actions, (SMALLEST_ACTION_STD * finite).clamp_min(1e-6))
+
+    def loss[P](
+        self,
+        velocity: Velocity[P],
+        prefix: P,
+        actions: Tensor,
+        valid: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Flow-matching loss against demonstrated chunks [B, H, A], at uniformly drawn times."""
+        target = self.actions(actions.float())
+        noise = standard_normal(target.shape, generator, target.device)
+        uniform = torch.rand(len(target), generator=generator, device=generator.device)
+        time = uniform.to(target.device)
+        x = flow.noisy_action(target, noise, time)
+        found = velocity(prefix, x, time)
+        return flow.flow_matching_loss(found, flow.velocity_target(target, noise), valid)
+
+    @torch.no_grad()
+    def sample[P](
+        self,
+        velocity: Velocity[P],
+        prefix: P,
+        value: Tensor,
+        randomness: Randomness,
+        mode: Literal["explore", "deterministic"],
+    ) -> Decision:
+        """Draw chunks for the B rows of `value` [B]."""
+        batch, device = len(value), value.device
+        shape = (batch, self.chunk, self.actions.mean.shape[0])
+        x = standard_normal(shape, randomness, device)
+        if mode == "deterministic":
+            for k in range(self.num_steps):
+                step = torch.full((batch,), k, device=device)
+                found = velocity(prefix, x, flow.time_of(step, self.num_steps))
+                x = flow.ode_step(x, found, self.num_steps)
+            log_prob = torch.zeros(shape[:2], device=device)
+            return Decision(self._to_actions(x), log_prob, value, {})
+        return self._explore(velocity, prefix, value, x, randomness)
+
+    def _explore[P](
+        self,
+        velocity: Velocity[P],
+        prefix: P,
+        value: Tensor,
+        x: Tensor,
+        randomness: Randomness,
+    ) -> Decision:
+        batch, device = len(value), value.device
+        # [B, M]: which denoising steps are random. All draw from the same numbers per row.
+        if self.all_steps:
+            chosen = torch.arange(self.num_candidates, device=device).expand(batch, -1)
+        else:
+            chosen = uniform_integers(self.num_candidates, batch, randomness, device)[:, None]
+        before = x.new_zeros((batch, chosen.shape[1], *x.shape[1:]))
+        after = torch.zeros_like(before)
+        log_prob = x.new_zeros(x.shape[:2])
+        for k in range(self.num_steps):
+            step = torch.full((batch,), k, device=device)
+            found = velocity(prefix, x, flow.time_of(step, self.num_steps))
+            calm = flow.ode_step(x, found, self.num_steps)
+            mean, std = flow.sde_step(x, found, step, self.num_steps, self.noise_level)
+            stirred = mean + std * standard_normal(x.shape, randomness, device)
+            is_random = chosen == k
+            row_is_random = is_random.any(dim=1)[:, None, None]
+            following = torch.where(row_is_random, stirred, calm)
+            slot = is_random[:, :, None, None]
+            before = torch.where(slot, x[:, None], before)
+            after = torch.where(slot, following[:, None], after)
+            scored = flow.normal_log_prob(following, mean, std)
+            log_prob = log_prob + torch.where(row_is_random[..., 0], scored, 0.0)
+            x = following
+        trace = {"before": before, "after": after, "step": chosen.contiguous()}
+        return Decision(self._to_actions(x), log_prob, value, trace)
+
+    def score[P](
+        self, velocity: Velocity[P], prefixes: P, value: Tensor, trace: Mapping[str, Tensor]
+    ) -> Evaluation:
+        """Log-probability of recorded random steps with the present weights.
+
+        `prefixes` belongs to B * M rows: each observation's prefix, repeated for its M steps.
+        """
+        before, after, step = trace["before"], trace["after"], trace["step"]
+        flat = before.flatten(0, 1)
+        steps = step.flatten()
+        found = velocity(prefixes, flat, flow.time_of(steps, self.num_steps))
+        mean, std = flow.sde_step(flat, found, steps, self.num_steps, self.noise_level)
+        scored = flow.normal_log_prob(after.flatten(0, 1), mean, std)
+        log_prob = scored.view(*step.shape, -1).sum(dim=1)
+        return Evaluation(log_prob, torch.zeros_like(log_prob), value)
+
+    def _to_actions(self, x: Tensor) -> Tensor:
+        """Chunks in the environment's convention. Cut to its bounds after the fact: the
+        log-probability is that of the uncut chunk."""
+        return torch.clamp(self.actions.inverse(x), self.low, self.high)

@@ -1,0 +1,96 @@
+"""A flow policy on the state alone: a multilayer perceptron as velocity, another as value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
+from policies.flow_head import FlowHead
+from policies.layers import Normaliser, TimeEmbedding, mlp, normalised_state, require_observation
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Randomness
+    from policies.config import FlowMLPConfig
+
+_TIME_SIZE = 32
+
+
+class FlowMLP(nn.Module):
+    """Small and quick; meets contracts.Policy."""
+
+    def __init__(self, config: FlowMLPConfig, contract: Contract) -> None:
+        super().__init__()
+        if not contract.state_dim:
+            raise ValueError("flow_mlp needs a state, and this simulator gives none; use flow_vla")
+        self.contract, self.chunk = contract, config.chunk
+        self.state_normaliser = Normaliser(contract.state_dim)
+        self.head = FlowHead(config, contract)
+        self.time = TimeEmbedding(_TIME_SIZE)
+        chunk_size = config.chunk * contract.action_dim
+        hidden = [config.hidden_size] * config.num_layers
+        inputs = contract.state_dim + chunk_size + _TIME_SIZE
+        self.network = mlp([inputs, *hidden, chunk_size], nn.SiLU)
+        # The value has its own network: learning it must not disturb what the policy knows.
+        value_hidden = [config.value_hidden_size] * 2
+        self.value_network = mlp(
+            [contract.state_dim, *value_hidden, 1], nn.Tanh, gain=2**0.5, last_gain=1.0
+        )
+
+    def act(
+        self,
+        observation: Observation,
+        generator: Randomness,
+        mode: Literal["explore", "deterministic"],
+    ) -> Decision:
+        """Decide for B environments (contracts.Policy)."""
+        with torch.no_grad():
+            state = self._see(observation)
+            value = self.value_network(state)[:, 0]
+            return self.head.sample(self._velocity, state, value, generator, mode)
+
+    def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
+        """Score recorded decisions (contracts.Policy)."""
+        state = self._see(observation)
+        value = self.value_network(state)[:, 0]
+        repeated = state.repeat_interleave(trace["step"].shape[1], dim=0)
+        return self.head.score(self._velocity, repeated, value, trace)
+
+    def value(self, observation: Observation) -> Tensor:
+        """Expected return [B]."""
+        value: Tensor = self.value_network(self._see(observation))[:, 0]
+        return value
+
+    def imitation_loss(
+        self,
+        observation: Observation,
+        actions: Tensor,
+        valid: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Flow-matching loss (contracts.Policy)."""
+        return self.head.loss(self._velocity, self._see(observation), actions, valid, generator)
+
+    def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
+        """Take statistics from demonstrations (contracts.Policy)."""
+        self.head.fit(self.state_normaliser, state, actions)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """The velocity network's."""
+        return list(self.network.parameters())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """The value network's."""
+        return list(self.value_network.parameters())
+
+    def _see(self, observation: Observation) -> Tensor:
+        require_observation(self.contract, observation)
+        return normalised_state(self.state_normaliser, observation.state)
+
+    def _velocity(self, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        inputs = torch.cat([state, x.flatten(1), self.time(time)], dim=-1)
+        velocity: Tensor = self.network(inputs).view_as(x)
+        return velocity
