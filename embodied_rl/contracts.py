@@ -109,6 +109,8 @@ class SimulatorSpec:
     """Time limit of an episode in control steps."""
     can_render: bool = False
     """Whether `render` gives pictures for videos."""
+    num_initial_states: int | None = None
+    """How many initial states there are; None if every number gives another one."""
 
 
 @dataclass(frozen=True)
@@ -273,8 +275,7 @@ class ChunkResult:
     observation: Observation
     """What to decide on next: the chunk's end, or the first view of the next episode."""
     final_observation: Observation
-    """What was seen when the episode ended, before the next began. Rows that did not end are
-    unspecified."""
+    """What was seen when the time limit cut the episode. Other rows are unspecified."""
     refilled: Tensor
     """bool [n]: the offered next episode was begun. An ended row that is not refilled is frozen."""
     lost: Tensor
@@ -312,8 +313,6 @@ class Simulator(Protocol):
     def receive(self, slots: Sequence[int]) -> ChunkResult:
         """Wait for the chunk sent to exactly these slots. A lost slot begins its offer, if any."""
         ...
-
-    def render(self, slot: int) -> ByteArray: ...
 
     def close(self) -> None: ...
 

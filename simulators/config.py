@@ -59,7 +59,7 @@ class ManiSkillConfig(Config):
     @property
     def preload(self) -> tuple[str, ...]:
         """Modules that worker processes share instead of importing each."""
-        return ("mani_skill.envs",)
+        return ("mani_skill.envs", "simulators.maniskill")
 
     def build_environment(self) -> Environment:
         """One scene."""
@@ -110,7 +110,7 @@ class GymnasiumConfig(Config):
     @property
     def preload(self) -> tuple[str, ...]:
         """Modules that worker processes share instead of importing each."""
-        return ("gymnasium",)
+        return ("simulators.gymnasium",)
 
     def build_environment(self) -> Environment:
         """One environment."""

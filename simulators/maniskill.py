@@ -160,6 +160,7 @@ class ManiSkillEnvironment:
             contract=make_contract(config, self.base, state_dim),
             max_episode_steps=self._limit,
             can_render=visuals.has_render_device(),
+            num_initial_states=_num_rows(self._bank) if self._bank else None,
         )
         self.tcp_pose = self._stepper.tcp_pose
         self.pose_of = self._stepper.pose_of
@@ -365,7 +366,11 @@ def _load_bank(path: Path) -> dict[str, FloatArray]:
 
 
 def _row(bank: Mapping[str, FloatArray], row: int, path: Path | None) -> dict[str, FloatArray]:
-    count = len(next(iter(bank.values())))
+    count = _num_rows(bank)
     if not 0 <= row < count:
         raise IndexError(f"{path} holds {count} initial states, 0 to {count - 1}; got {row}")
     return {name: values[row] for name, values in bank.items()}
+
+
+def _num_rows(bank: Mapping[str, FloatArray]) -> int:
+    return len(next(iter(bank.values())))

@@ -1,0 +1,62 @@
+"""What happens inside a chunk, for environments that are stepped one by one.
+
+- A control step after the episode's end is not executed.
+- When the task and the time limit end the episode in one step, the task wins.
+- Only the chunk's end, the episode's end and the next episode's beginning are observed.
+- An ended slot begins the episode that was offered to it, or stays frozen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embodied_rl.contracts import Environment, Episode
+from embodied_rl.rollout.arrays import Arrays
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import FloatArray
+
+
+def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays) -> str:
+    """Start an episode and show its first view; returns its instruction."""
+    environment.reset(episode)
+    arrays.show(slot, environment.observe(), "observation")
+    return environment.instruction
+
+
+def execute(
+    environment: Environment, slot: int, offer: Episode | None, arrays: Arrays
+) -> str | None:
+    """Execute the slot's chunk from `arrays` and write what came of it.
+
+    Returns the instruction of the offered episode if it was begun.
+    """
+    actions: FloatArray = arrays["actions"][slot]
+    reward = arrays["reward"][slot]
+    reward[:] = 0.0
+    terminated = truncated = success_once = success = False
+    executed = 0
+    for action in actions:
+        outcome = environment.step(action)
+        reward[executed] = outcome.reward
+        executed += 1
+        success = outcome.success
+        success_once |= success
+        terminated = outcome.terminated
+        truncated = outcome.truncated and not terminated
+        if terminated or truncated:
+            break
+    arrays["executed"][slot] = executed
+    arrays["terminated"][slot] = terminated
+    arrays["truncated"][slot] = truncated
+    arrays["success_once"][slot] = success_once
+    arrays["success_now"][slot] = success
+    if not (terminated or truncated):
+        arrays["refilled"][slot] = False
+        arrays.show(slot, environment.observe(), "observation")
+        return None
+    if truncated:
+        # Only a cut episode's last view is worth something: its value is bootstrapped.
+        arrays.show(slot, environment.observe(), "final")
+    arrays["refilled"][slot] = offer is not None
+    return begin(environment, slot, offer, arrays) if offer else None

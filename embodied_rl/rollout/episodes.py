@@ -1,0 +1,141 @@
+"""Running a list of planned episodes, each exactly once: evaluation's side of the rollout."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from embodied_rl.contracts import Episode, Observation, Policy, Simulator
+from embodied_rl.rollout.batch import EpisodeResult
+from embodied_rl.rollout.running import Running, halves_of
+
+
+def run_episodes(
+    simulator: Simulator,
+    policy: Policy,
+    episodes: Sequence[Episode],
+    halves: int,
+    seed: int,
+    on_result: Callable[[EpisodeResult], None] | None = None,
+    mode: Literal["explore", "deterministic"] = "deterministic",
+    device: str = "cpu",
+) -> list[EpisodeResult]:
+    """Run every episode once and return the results in the plan's order.
+
+    An episode's randomness depends on `seed` and the episode alone, so its result does not depend
+    on the number of slots or workers. An episode whose worker dies is run once more; if that fails
+    as well, it is a failure with an error. Ended slots are neither simulated nor decided for.
+    """
+    run = _Run(simulator, policy, episodes, seed, on_result, mode, device)
+    with torch.no_grad():
+        run.all(halves_of(simulator.num_slots, halves))
+    return [run.results[episode.key] for episode in episodes]
+
+
+class _Run:
+    def __init__(
+        self,
+        simulator: Simulator,
+        policy: Policy,
+        episodes: Sequence[Episode],
+        seed: int,
+        on_result: Callable[[EpisodeResult], None] | None,
+        mode: Literal["explore", "deterministic"],
+        device: str,
+    ) -> None:
+        self._simulator, self._policy, self._seed = simulator, policy, seed
+        self._on_result, self._mode, self._device = on_result, mode, device
+        self._queue = deque(episodes)
+        self._running: dict[int, tuple[Running, torch.Generator]] = {}
+        self._seen: dict[int, tuple[Observation, int]] = {}
+        self._failed_once: set[str] = set()
+        self.results: dict[str, EpisodeResult] = {}
+
+    def all(self, halves: list[list[int]]) -> None:
+        """Run until nothing is left."""
+        flying: list[tuple[list[int], list[Episode | None]]] = [([], []) for _ in halves]
+        while True:
+            for half, slots in enumerate(halves):
+                if flying[half][0]:
+                    self._receive(*flying[half])
+                self._fill(slots)
+                flying[half] = self._send([slot for slot in slots if slot in self._running])
+            if not any(busy for busy, _ in flying):
+                return
+
+    def _fill(self, slots: list[int]) -> None:
+        """Give waiting episodes to frozen slots."""
+        idle = [slot for slot in slots if slot not in self._running][: len(self._queue)]
+        if not idle:
+            return
+        episodes = [self._queue.popleft() for _ in idle]
+        observation = self._simulator.start(idle, episodes)
+        for row, (slot, episode) in enumerate(zip(idle, episodes, strict=True)):
+            self._begin(slot, episode, observation, row)
+
+    def _begin(self, slot: int, episode: Episode, observation: Observation, row: int) -> None:
+        drawn = np.random.SeedSequence([self._seed, episode.seed, episode.initial_state])
+        generator = torch.Generator(self._device)
+        generator.manual_seed(int(drawn.generate_state(1, np.uint64)[0] >> 1))
+        self._running[slot] = (Running(episode), generator)
+        self._seen[slot] = (observation, row)
+
+    def _send(self, busy: list[int]) -> tuple[list[int], list[Episode | None]]:
+        if not busy:
+            return [], []
+        observation = _gather([self._seen[slot] for slot in busy]).to(self._device)
+        generators = [self._running[slot][1] for slot in busy]
+        decision = self._policy.act(observation, generators, self._mode)
+        offers: list[Episode | None] = [
+            self._queue.popleft() if self._queue else None for _ in busy
+        ]
+        self._simulator.send(busy, decision.actions, offers)
+        return busy, offers
+
+    def _receive(self, busy: list[int], offers: list[Episode | None]) -> None:
+        result = self._simulator.receive(busy)
+        again, unused = [], []
+        for row, (slot, offer) in enumerate(zip(busy, offers, strict=True)):
+            running = self._running[slot][0]
+            self._seen[slot] = (result.observation, row)
+            if result.lost[row]:
+                episode = running.episode
+                if episode.key in self._failed_once:
+                    self._end(running.result(error=result.errors.get(slot, "lost")))
+                else:
+                    self._failed_once.add(episode.key)
+                    again.append(episode)
+            else:
+                running.add(result, row)
+                if result.done[row]:
+                    self._end(running.result())
+            if not (result.lost[row] or result.done[row]):
+                if offer is not None:
+                    unused.append(offer)
+            elif result.refilled[row] and offer is not None:
+                self._begin(slot, offer, result.observation, row)
+            else:
+                del self._running[slot]
+        self._queue.extendleft(reversed([*unused, *again]))
+
+    def _end(self, result: EpisodeResult) -> None:
+        self.results[result.episode.key] = result
+        if self._on_result:
+            self._on_result(result)
+
+
+def _gather(rows: list[tuple[Observation, int]]) -> Observation:
+    """One observation from single rows of several."""
+    first = rows[0][0]
+    return Observation(
+        images={
+            name: torch.stack([observation.images[name][row] for observation, row in rows])
+            for name in first.images
+        },
+        state=torch.stack([observation.state[row] for observation, row in rows]),
+        instruction=tuple(observation.instruction[row] for observation, row in rows),
+    )

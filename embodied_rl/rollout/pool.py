@@ -1,0 +1,288 @@
+"""Environments in worker processes that are watched and replaced when they die.
+
+Observations and actions lie in shared memory; pipes carry only small commands. A worker that dies,
+fails or falls silent costs the episodes that it was running, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from embodied_rl.contracts import ChunkResult, Episode, Observation, SimulatorSpec
+from embodied_rl.rollout.arrays import Arrays, layout
+from embodied_rl.rollout.worker import Attach, Command, work
+from embodied_rl.run_config import RolloutConfig
+
+START_TIMEOUT_S = 300.0
+"""A worker may have to compile shaders or read large assets before it is ready."""
+
+_TAIL_CHARACTERS = 2000
+
+
+class SimulatorStartError(RuntimeError):
+    """The simulator could not be built; the message is the simulator's own."""
+
+
+class WorkersKeepDying(RuntimeError):
+    """More workers had to be replaced than the options allow."""
+
+
+class _Lost(Exception):
+    """A worker did not answer; the text says why."""
+
+
+class _Worker:
+    """One process and the parent's end of its pipe."""
+
+    def __init__(self, simulator: Any, slots: tuple[int, ...], error_file: Path) -> None:
+        self.slots, self.error_file = slots, error_file
+        context = multiprocessing.get_context("forkserver")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=work, args=(theirs, simulator, len(slots), str(error_file)), daemon=True
+        )
+        self.process.start()
+        theirs.close()  # So that the pipe ends when the worker does.
+        self.sent: deque[tuple[int, ...]] = deque()
+
+    def spec(self) -> SimulatorSpec:
+        """Wait until the environments are built."""
+        answer = self._answer(START_TIMEOUT_S, "building the simulator")
+        if not isinstance(answer, SimulatorSpec):
+            raise SimulatorStartError(str(answer))
+        return answer
+
+    def send(self, command: Command) -> None:
+        """Give a command; a dead worker is noticed when the answer is read."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send(command)
+        self.sent.append(command.slots)
+
+    def receive(self, timeout_s: float) -> dict[int, str]:
+        """The answer to the oldest command: instructions of episodes that began."""
+        self.sent.popleft()
+        answer = self._answer(timeout_s, "a chunk")
+        if not isinstance(answer, dict):
+            raise _Lost(f"an environment failed:\n{answer}")
+        return answer
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+    def output_tail(self) -> str:
+        """The end of what the worker printed."""
+        with contextlib.suppress(OSError):
+            return self.error_file.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
+        return ""
+
+    def _answer(self, timeout_s: float, doing: str) -> Any:
+        pipe: Connection = self.pipe
+        try:
+            if not pipe.poll(timeout_s):
+                raise _Lost(f"no answer within {timeout_s:.0f} s while {doing}")
+            return pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(timeout=5.0)
+            code = self.process.exitcode
+            raise _Lost(f"the worker process ended while {doing} (exit code {code})") from None
+
+
+class SimulatorPool:
+    """Worker processes as a contracts.Simulator. Slot s runs in worker s modulo their number, so
+    that every worker has slots in each half."""
+
+    def __init__(
+        self, simulator: Any, num_workers: int, chunk: int, options: RolloutConfig
+    ) -> None:
+        self._simulator, self._options = simulator, options
+        self._num_slots = options.num_slots
+        self._folder = Path(tempfile.mkdtemp(prefix="embodied-rl-workers-"))
+        self._memory: SharedMemory | None = None
+        self._workers: list[_Worker] = []
+        self._num_started = 0
+        self._restarts = 0
+        self._usual_s = 0.0
+        self._instruction = [""] * self._num_slots
+        self._ended_instruction = [""] * self._num_slots
+        self._offers: dict[int, Episode | None] = {}
+        self._lost: dict[int, str] = {}
+        try:
+            _start_forkserver(getattr(simulator, "preload", ()))
+            for number in range(num_workers):
+                slots = tuple(range(number, self._num_slots, num_workers))
+                self._workers.append(self._new_worker(slots))
+            specs = [self._require_started(worker) for worker in self._workers]
+            self._spec = specs[0]
+            plan = layout(self._spec, self._num_slots, chunk)
+            self._plan = plan
+            self._memory = SharedMemory(create=True, size=plan.size)
+            self._arrays = Arrays(plan, self._memory)
+            for worker in self._workers:
+                self._attach(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def spec(self) -> SimulatorSpec:
+        """What the simulator offers."""
+        return self._spec
+
+    @property
+    def num_slots(self) -> int:
+        """Environments in all workers."""
+        return self._num_slots
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the workers, for those who watch or break them."""
+        return [worker.process.pid or 0 for worker in self._workers]
+
+    def start(self, slots: Sequence[int], episodes: Sequence[Episode]) -> Observation:
+        """Begin these episodes (contracts.Simulator)."""
+        self._start(dict(zip(slots, episodes, strict=True)))
+        return self._arrays.observation(slots, [self._instruction[slot] for slot in slots])
+
+    def send(self, slots: Sequence[int], actions: Tensor, offers: Sequence[Episode | None]) -> None:
+        """Let the workers execute a chunk (contracts.Simulator)."""
+        self._arrays["actions"][list(slots)] = actions.detach().cpu().numpy()
+        for slot, offer in zip(slots, offers, strict=True):
+            self._offers[slot] = offer
+            self._ended_instruction[slot] = self._instruction[slot]
+        for worker, mine in self._by_worker(slots):
+            alive = tuple(slot for slot in mine if slot not in self._lost)
+            if alive:
+                worker.send(Command("execute", alive, tuple(self._offers[s] for s in alive)))
+
+    def receive(self, slots: Sequence[int]) -> ChunkResult:
+        """Wait for the chunk of these slots (contracts.Simulator)."""
+        began = time.monotonic()
+        deadline = began + max(self._options.step_timeout_s, 10 * self._usual_s)
+        for worker, mine in self._by_worker(slots):
+            if worker.sent and worker.sent[0][0] in mine:
+                self._collect(worker, max(0.1, deadline - time.monotonic()))
+        self._usual_s = 0.9 * self._usual_s + 0.1 * (time.monotonic() - began)
+        errors = {slot: self._lost.pop(slot) for slot in slots if slot in self._lost}
+        restart = {slot: offer for slot in errors if (offer := self._offers[slot]) is not None}
+        self._start(restart)
+        for slot in errors:
+            self._arrays["refilled"][slot] = slot in restart
+        return self._arrays.result(
+            slots,
+            [self._instruction[slot] for slot in slots],
+            [self._ended_instruction[slot] for slot in slots],
+            [slot in errors for slot in slots],
+            errors,
+        )
+
+    def close(self) -> None:
+        """End all workers and free the shared memory; may be called twice."""
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+        if self._memory:
+            self._arrays.release()
+            self._memory.unlink()
+            self._memory = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, episodes: dict[int, Episode]) -> None:
+        """Begin episodes; a worker that dies over it is replaced and asked again."""
+        waiting = dict(episodes)
+        while waiting:
+            asked = list(self._by_worker(list(waiting)))
+            for worker, mine in asked:
+                worker.send(Command("start", mine, tuple(waiting[slot] for slot in mine)))
+            for worker, mine in asked:
+                # Chunks of the other half may be ahead of it in the pipe; they stay in the arrays.
+                while worker in self._workers and worker.sent:
+                    starts = worker.sent[0] == mine
+                    if self._collect(worker, START_TIMEOUT_S) and starts:
+                        for slot in mine:
+                            waiting.pop(slot, None)
+            for slot in episodes:
+                if slot not in waiting:
+                    self._lost.pop(slot, None)
+
+    def _collect(self, worker: _Worker, timeout_s: float) -> bool:
+        """Read the worker's oldest answer; replace the worker if there is none."""
+        try:
+            for slot, instruction in worker.receive(timeout_s).items():
+                self._instruction[slot] = instruction
+        except _Lost as lost:
+            self._replace(worker, str(lost))
+            return False
+        return True
+
+    def _replace(self, worker: _Worker, reason: str) -> None:
+        tail = worker.output_tail()
+        text = f"{reason}\nthe worker's last output:\n{tail}" if tail else reason
+        worker.kill()
+        for slot in worker.slots:
+            self._lost[slot] = text
+        self._restarts += 1
+        if self._restarts > self._options.max_worker_restarts:
+            raise WorkersKeepDying(
+                f"{self._restarts} simulator workers had to be replaced, more than "
+                f"rollout.max_worker_restarts={self._options.max_worker_restarts} allows. The "
+                f"last one: {text}"
+            )
+        fresh = self._new_worker(worker.slots)
+        self._workers[self._workers.index(worker)] = fresh
+        self._require_started(fresh)
+        self._attach(fresh)
+
+    def _new_worker(self, slots: tuple[int, ...]) -> _Worker:
+        self._num_started += 1
+        return _Worker(self._simulator, slots, self._folder / f"worker_{self._num_started}.log")
+
+    def _require_started(self, worker: _Worker) -> SimulatorSpec:
+        try:
+            return worker.spec()
+        except _Lost as lost:
+            raise SimulatorStartError(f"{lost}\n{worker.output_tail()}".strip()) from None
+
+    def _attach(self, worker: _Worker) -> None:
+        assert self._memory is not None
+        worker.pipe.send(Attach(self._memory.name, self._plan, worker.slots))
+
+    def _by_worker(self, slots: Sequence[int]) -> Iterator[tuple[_Worker, tuple[int, ...]]]:
+        wanted = set(slots)
+        for worker in list(self._workers):
+            mine = tuple(slot for slot in worker.slots if slot in wanted)
+            if mine:
+                yield worker, mine
+
+
+def _start_forkserver(preload: Sequence[str]) -> None:
+    """Start the process from which workers are forked. It imports the simulator once for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["embodied_rl.rollout.worker", *preload])
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,59 @@
+"""Bookkeeping of an episode while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from embodied_rl.contracts import ChunkResult, Episode, Observation
+from embodied_rl.rollout.batch import EpisodeResult
+
+
+@dataclass
+class Running:
+    """One episode in flight."""
+
+    episode: Episode
+    total_reward: float = 0.0
+    num_steps: int = 0
+    success_once: bool = False
+    success_now: bool = False
+    actions: list[Tensor] = field(default_factory=list)
+    """Chunks [H, A] executed so far; with them a deterministic simulator gets here again."""
+
+    def add(self, result: ChunkResult, row: int) -> None:
+        """Count what row `row` of a result did."""
+        self.total_reward += float(result.reward[row].sum())
+        self.num_steps += int(result.executed[row])
+        self.success_once |= bool(result.success_once[row])
+        self.success_now = bool(result.success_now[row])
+
+    def result(self, error: str | None = None) -> EpisodeResult:
+        """How the episode went."""
+        return EpisodeResult(
+            episode=self.episode,
+            success_once=self.success_once and error is None,
+            success_at_end=self.success_now and error is None,
+            total_reward=self.total_reward,
+            num_steps=self.num_steps,
+            error=error,
+        )
+
+
+def halves_of(num_slots: int, halves: int) -> list[list[int]]:
+    """Slots 0 to num_slots - 1 in equal consecutive parts."""
+    size = num_slots // halves
+    return [list(range(start, start + size)) for start in range(0, num_slots, size)]
+
+
+def join(observations: Sequence[Observation]) -> Observation:
+    """The rows of several observations, one after the other."""
+    first = observations[0]
+    return Observation(
+        images={name: torch.cat([o.images[name] for o in observations]) for name in first.images},
+        state=torch.cat([o.state for o in observations]),
+        instruction=tuple(text for o in observations for text in o.instruction),
+    )
