@@ -1,0 +1,105 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON, whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from embodied_rl.files import new_folder, write_json
+
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
+
+
+class CheckpointStore:
+    """Folders `step_000010` under one folder, the newest `keep` of them."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory, self._keep = directory, keep
+
+    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+        """Write a checkpoint and drop the oldest ones."""
+        path = self._directory / f"step_{step:06d}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with new_folder(path) as folder:
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(plain, folder / _TENSORS)
+            digest = hashlib.sha256((folder / _TENSORS).read_bytes()).hexdigest()
+            write_json(folder / _STATE, {"sha256": digest, "step": step, "state": state})
+        for old in self._steps()[: -self._keep]:
+            shutil.rmtree(old)
+        return path
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and state of the newest undamaged checkpoint."""
+        for path in reversed(self._steps()):
+            try:
+                data = json.loads((path / _STATE).read_text())
+                content = (path / _TENSORS).read_bytes()
+                if hashlib.sha256(content).hexdigest() != data["sha256"]:
+                    raise ValueError("its tensors do not match their checksum")
+                return load_file(path / _TENSORS), data["state"]
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                print(f"checkpoint {path} is damaged and skipped: {error}", file=sys.stderr)
+        return None
+
+    def clear(self) -> None:
+        """Remove all checkpoints: the phase is over."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _steps(self) -> list[Path]:
+        return sorted(self._directory.glob("step_*"))
+
+
+def optimizer_to_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split an optimiser's `state_dict` into named tensors and JSON."""
+    tensors = {
+        f"{index}/{name}": value
+        for index, entry in state["state"].items()
+        for name, value in entry.items()
+        if isinstance(value, Tensor)
+    }
+    numbers = {
+        str(index): {n: v for n, v in entry.items() if not isinstance(v, Tensor)}
+        for index, entry in state["state"].items()
+    }
+    return tensors, {"numbers": numbers, "param_groups": state["param_groups"]}
+
+
+def optimizer_from_state(tensors: dict[str, Tensor], data: dict[str, Any]) -> dict[str, Any]:
+    """The `state_dict` that `optimizer_to_state` split."""
+    state: dict[int, dict[str, Any]] = {
+        int(index): dict(numbers) for index, numbers in data["numbers"].items()
+    }
+    for name, value in tensors.items():
+        index, _, key = name.partition("/")
+        state[int(index)][key] = value
+    groups = [
+        {k: tuple(v) if k == "betas" else v for k, v in group.items()}
+        for group in data["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix/`, without it."""
+    start = f"{prefix}/"
+    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
+
+
+def with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under names that begin with `prefix/`."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def generator_state(generator: torch.Generator) -> Tensor:
+    """A generator's state as a tensor that can be saved."""
+    return generator.get_state().clone()

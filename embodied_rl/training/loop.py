@@ -1,0 +1,101 @@
+"""A whole run: demonstrations, imitation, reinforcement learning, and what it was worth.
+
+Every phase leaves its result in the run folder, so a run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.evaluation.evaluate import EvaluationSummary
+from embodied_rl.rollout.build import build_simulator
+from embodied_rl.run_config import RunConfig
+from embodied_rl.training.checks import film, measure
+from embodied_rl.training.interrupt import StopSignal
+from embodied_rl.training.policy_folder import load_policy
+from embodied_rl.training.reinforcement import reinforce
+from embodied_rl.training.report import write_report
+from embodied_rl.training.run import Run
+from embodied_rl.training.start import starting_policy
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The end of a run, in words and as data."""
+
+    line: str
+    summary: dict[str, Any]
+
+
+def train(config: RunConfig, resume: bool = False) -> TrainResult:
+    """Imitate, improve by reinforcement learning, evaluate before and after."""
+    began = time.monotonic()
+    with Run(config, resume) as run, StopSignal() as stop:
+        simulator = _simulator(config)
+        try:
+            policy = starting_policy(run, simulator.spec, stop)
+            before = measure(run, simulator, policy, "start")
+            env_steps = reinforce(run, simulator, policy, stop)
+            policy = load_policy(run.directory / "policies" / "final", _device(config)).policy
+            after = measure(run, simulator, policy, "final")
+        finally:
+            simulator.close()
+        film(run, policy, "final")
+        return _finish(run, before, after, env_steps, time.monotonic() - began)
+
+
+def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
+    """Demonstrations, imitation and the closed-loop check."""
+    began = time.monotonic()
+    with Run(config, resume) as run, StopSignal() as stop:
+        simulator = _simulator(config)
+        try:
+            policy = starting_policy(run, simulator.spec, stop)
+            before = measure(run, simulator, policy, "start")
+        finally:
+            simulator.close()
+        film(run, policy, "start")
+        return _finish(run, before, None, 0, time.monotonic() - began)
+
+
+def _device(config: RunConfig) -> str:
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
+
+
+def _simulator(config: RunConfig) -> Simulator:
+    chunk: Any = getattr(config.policy, "chunk", 1)
+    return build_simulator(config.simulator, config.rollout, chunk, _device(config))
+
+
+def _finish(
+    run: Run,
+    before: EvaluationSummary,
+    after: EvaluationSummary | None,
+    env_steps: int,
+    wall_s: float,
+) -> TrainResult:
+    start = "imitation" if run.config.imitation else "start"
+    task = before.task
+    line = f"{task}: {start} {before.in_words}"
+    if after:
+        line += f" → RL {after.in_words}"
+    line += f", {before.episodes} held-out initial states"
+    summary = {
+        "task": task,
+        "line": line,
+        "seed": run.config.seed,
+        "before": before.to_json(),
+        "after": after.to_json() if after else None,
+        "env_steps": env_steps,
+        "wall_s": round(wall_s, 1),
+    }
+    run.result(summary, line)
+    write_report(run.directory)
+    return TrainResult(line, summary)

@@ -1,0 +1,112 @@
+"""A policy on disk: weights, options, contract. Everything needed to use it elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from embodied_rl import __version__, catalogue
+from embodied_rl.config import Config
+from embodied_rl.contracts import Contract, Policy
+from embodied_rl.files import new_folder, write_json
+
+_WEIGHTS, _DESCRIPTION = "policy.safetensors", "policy.json"
+
+
+class DamagedPolicy(ValueError):
+    """A policy folder whose content does not fit together."""
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy with what was saved beside it."""
+
+    policy: Policy
+    config: Config
+    contract: Contract
+    extra: dict[str, Any]
+    """What the saver added, such as the simulator's options under `simulator`."""
+    fingerprint: str
+    """SHA-256 of the weights file."""
+
+
+def save_policy(
+    policy: Policy, config: Config, folder: Path, extra: dict[str, Any] | None = None
+) -> None:
+    """Write a policy folder, whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(folder) as unfinished:
+        weights = {n: t.detach().cpu().contiguous() for n, t in policy.state_dict().items()}
+        save_file(weights, unfinished / _WEIGHTS)
+        write_json(
+            unfinished / _DESCRIPTION,
+            {
+                "policy": config.model_dump(mode="json"),
+                "contract": policy.contract.to_json(),
+                "contract_fingerprint": policy.contract.fingerprint,
+                "weights_sha256": _digest(unfinished / _WEIGHTS),
+                "versions": package_versions(),
+                "extra": extra or {},
+            },
+        )
+
+
+def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
+    """Read a policy folder.
+
+    Raises FileNotFoundError if it is none, and `DamagedPolicy` if weights are missing, superfluous,
+    of another shape, or changed on disk.
+    """
+    if not (folder / _DESCRIPTION).is_file() or not (folder / _WEIGHTS).is_file():
+        raise FileNotFoundError(
+            f"{folder} is not a policy folder: it must hold {_DESCRIPTION} and {_WEIGHTS}. "
+            f"A run keeps its policies under RUN/policies/."
+        )
+    data = json.loads((folder / _DESCRIPTION).read_text())
+    digest = _digest(folder / _WEIGHTS)
+    if digest != data["weights_sha256"]:
+        raise DamagedPolicy(f"{folder / _WEIGHTS} was changed or cut off after it was saved")
+    contract = Contract.from_json(data["contract"])
+    options: Any = catalogue.config_class("policy", data["policy"]["type"])
+    config = options.model_validate(data["policy"])
+    policy: Any = config.build(contract)
+    try:
+        weights = load_file(folder / _WEIGHTS)
+    except SafetensorError as error:
+        raise DamagedPolicy(f"{folder / _WEIGHTS} cannot be read: {error}") from None
+    wanted = policy.state_dict()
+    problems = [f"{name} is missing" for name in wanted if name not in weights]
+    problems += [f"{name} is not known" for name in weights if name not in wanted]
+    problems += [
+        f"{name} has shape {list(weights[name].shape)} instead of {list(wanted[name].shape)}"
+        for name in wanted
+        if name in weights and weights[name].shape != wanted[name].shape
+    ]
+    if problems:
+        raise DamagedPolicy(f"{folder} does not fit its own options: {'; '.join(problems)}")
+    policy.load_state_dict(weights)
+    policy.to(device)
+    return LoadedPolicy(policy, config, contract, data["extra"], digest)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of everything that can change a result."""
+    found = {"embodied-rl": __version__, "torch": torch.__version__}
+    for name in ("mani-skill", "sapien", "gymnasium", "numpy", "mujoco", "lerobot"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

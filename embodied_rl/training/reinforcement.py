@@ -1,0 +1,193 @@
+"""The reinforcement-learning phase: collect, update, log, now and then check and save."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied_rl.algorithms.protocol import Algorithm
+from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.rollout.batch import Batch
+from embodied_rl.rollout.collector import Collector
+from embodied_rl.rollout.planner import TrainingPlanner
+from embodied_rl.training.checkpoint import optimizer_from_state, optimizer_to_state
+from embodied_rl.training.checks import quick_check
+from embodied_rl.training.interrupt import StopSignal
+from embodied_rl.training.policy_folder import load_policy, save_policy
+from embodied_rl.training.progress import ProgressLine
+from embodied_rl.training.run import Run
+
+
+@dataclass
+class Position:
+    """Where the phase stands, beside weights, optimiser and episodes in flight."""
+
+    iteration: int = 0
+    env_steps: int = 0
+    best_success: float = -1.0
+
+
+class Reinforcement:
+    """Holds together what a checkpoint has to hold together."""
+
+    def __init__(self, run: Run, simulator: Simulator, policy: Policy, device: str) -> None:
+        config = run.config
+        build: Any = config.algorithm
+        self.run, self.simulator, self.policy = run, simulator, policy
+        self.algorithm: Algorithm = build.build(policy, config.iterations, config.seed)
+        self.generator = torch.Generator(device).manual_seed(config.seed + 1)
+        planner = TrainingPlanner(simulator.spec.task, config.seed)
+        self.collector = Collector(
+            simulator, policy, planner, self.generator, config.rollout.halves
+        )
+        self.position = Position()
+
+    def train(self, stop: StopSignal) -> int:
+        """Run the remaining iterations; returns the control steps simulated in all."""
+        total = self.run.config.iterations
+        with ProgressLine("RL", total, self.position.iteration) as progress:
+            while self.position.iteration < total:
+                note = self._iterate()
+                progress.update(self.position.iteration, note)
+                self._save_if_due(stop)
+        return self.position.env_steps
+
+    def _iterate(self) -> str:
+        began = time.monotonic()
+        batch = self.collector.collect(self.algorithm.decisions_per_iteration)
+        collected = time.monotonic()
+        values = self.algorithm.update(batch, self.position.iteration)
+        ended = time.monotonic()
+        steps = int(batch.executed.sum())
+        self.position.iteration += 1
+        self.position.env_steps += steps
+        values |= _episode_values(batch) | {"env_steps": float(self.position.env_steps)}
+        values |= _utilisation(batch, collected - began, ended - collected, steps)
+        self.run.metrics.log("rl", self.position.iteration, values)
+        every = self.run.config.evaluation.every
+        if every and self.position.iteration % every == 0:
+            self._check()
+        return _note(values)
+
+    def _check(self) -> None:
+        """Measure on quick-check states; keep the policy if it is the best so far."""
+        # The simulator's slots are in mid-episode: they are put back where they were afterwards.
+        tensors, state = self.collector.state_dict()
+        success = quick_check(self.run, self.simulator, self.policy, self.position.iteration)
+        self.collector.load_state_dict(tensors, state)
+        if success > self.position.best_success:
+            self.position.best_success = success
+            save_policy(
+                self.policy,
+                self.run.config.policy,
+                self.run.directory / "policies" / "best",
+                extra={"simulator": self.run.config.simulator.model_dump(mode="json")},
+            )
+
+    def _save_if_due(self, stop: StopSignal) -> None:
+        iteration, config = self.position.iteration, self.run.config
+        if (
+            stop.requested
+            or iteration % config.checkpoint.every == 0
+            or iteration == config.iterations
+        ):
+            self.save()
+        if stop.requested:
+            stop.leave(f"iteration {iteration} of {config.iterations} is saved")
+
+    def save(self) -> None:
+        """Write a checkpoint from which `restore` continues exactly."""
+        optimizer, optimizer_state = optimizer_to_state(self.algorithm.state_dict())
+        flight, flight_state = self.collector.state_dict()
+        tensors: dict[str, Tensor] = {"generator": self.generator.get_state()}
+        for prefix, group in (
+            ("policy", self.policy.state_dict()),
+            ("optimizer", optimizer),
+            ("collector", flight),
+        ):
+            tensors |= {f"{prefix}/{name}": tensor for name, tensor in group.items()}
+        state = {
+            "position": asdict(self.position),
+            "optimizer": optimizer_state,
+            "collector": flight_state,
+        }
+        self.run.checkpoints.save(self.position.iteration, tensors, state)
+
+    def restore(self) -> bool:
+        """Continue from the newest good checkpoint; false if there is none."""
+        found = self.run.checkpoints.latest()
+        if found is None:
+            return False
+        tensors, state = found
+        self.policy.load_state_dict(_under(tensors, "policy"))
+        self.algorithm.load_state_dict(
+            optimizer_from_state(_under(tensors, "optimizer"), state["optimizer"])
+        )
+        self.generator.set_state(tensors["generator"])
+        self.collector.load_state_dict(_under(tensors, "collector"), state["collector"])
+        self.position = Position(**state["position"])
+        self.run.metrics.truncate_after("rl", self.position.iteration)
+        return True
+
+
+def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop: StopSignal) -> int:
+    """Improve the policy and leave the result in `policies/final`; returns the control steps."""
+    final = run.directory / "policies" / "final"
+    phase = Reinforcement(run, simulator, policy, device)
+    phase.restore()
+    env_steps = phase.train(stop)
+    best = run.directory / "policies" / "best"
+    if run.config.evaluation.keep_best and best.exists():
+        policy = load_policy(best, device).policy
+    extra = {"simulator": run.config.simulator.model_dump(mode="json")}
+    save_policy(policy, run.config.policy, final, extra=extra)
+    return env_steps
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
+
+
+def _episode_values(batch: Batch) -> dict[str, float]:
+    results = batch.results
+    values = {"num_episodes": float(len(results)), "num_lost": float(batch.num_lost)}
+    if results:
+        count = len(results)
+        values |= {
+            "success_rate": sum(r.success_once for r in results) / count,
+            "episode_steps": sum(r.num_steps for r in results) / count,
+            "return": sum(r.total_reward for r in results) / count,
+        }
+    return values
+
+
+def _utilisation(
+    batch: Batch, collect_s: float, learn_s: float, num_steps: int
+) -> dict[str, float]:
+    whole = max(collect_s + learn_s, 1e-9)
+    infer_s, wait_s = batch.seconds["infer"], batch.seconds["wait"]
+    return {
+        "percent_infer": 100 * infer_s / whole,
+        "percent_wait": 100 * wait_s / whole,
+        "percent_learn": 100 * learn_s / whole,
+        "percent_other": 100 * max(0.0, collect_s - infer_s - wait_s) / whole,
+        "steps_per_s": num_steps / whole,
+    }
+
+
+def _note(values: dict[str, float]) -> str:
+    def percent(name: str) -> str:
+        return f"{values[name]:.0f} %"
+
+    success = f"success {100 * values['success_rate']:.0f} %, " if "success_rate" in values else ""
+    lost = f", {values['num_lost']:.0f} episodes lost" if values["num_lost"] else ""
+    return (
+        f"{success}{values['steps_per_s']:.0f} steps/s (wait for simulation "
+        f"{percent('percent_wait')}, infer {percent('percent_infer')}, learn "
+        f"{percent('percent_learn')}){lost}"
+    )
