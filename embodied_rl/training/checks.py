@@ -1,0 +1,70 @@
+"""Evaluations within a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.evaluation.evaluate import EvaluationSummary, evaluate, protocol
+from embodied_rl.rollout.planner import evaluation_plan
+from embodied_rl.training.policy_folder import load_policy
+from embodied_rl.training.progress import ProgressLine
+from embodied_rl.training.run import Run
+
+
+def measure(
+    run: Run, simulator: Simulator, name: Literal["start", "final"], device: str
+) -> EvaluationSummary:
+    """Success of a saved policy of the run on the held-out states; resumed if it was cut off."""
+    loaded = load_policy(run.policy_folder(name), device)
+    options, spec = run.config.evaluation, simulator.spec
+    plan = evaluation_plan(
+        spec.task, options.episodes, run.config.seed, "final", spec.num_initial_states
+    )
+    simulator_options = run.config.simulator.model_dump(mode="json")
+    header = protocol(loaded.fingerprint, simulator_options, plan, run.config.seed)
+    with ProgressLine(f"evaluate {name}", len(plan)) as progress:
+
+        def show(done: int, successes: int) -> None:
+            progress.update(done, f"{successes} successes")
+
+        summary = evaluate(
+            loaded.policy,
+            simulator,
+            plan,
+            run.config.rollout.halves,
+            run.config.seed,
+            device,
+            run.directory / "evaluation" / name,
+            header,
+            show,
+        )
+        progress.say(f"{spec.task}, {name} policy: {summary.in_words}, {len(plan)} states")
+    _log(run, summary, 0 if name == "start" else run.config.iterations, name)
+    return summary
+
+
+def quick_check(
+    run: Run, simulator: Simulator, policy: Policy, iteration: int, device: str
+) -> float:
+    """Success of the present policy on quick-check states, which the final result never uses."""
+    options, spec = run.config.evaluation, simulator.spec
+    plan = evaluation_plan(
+        spec.task, options.quick_episodes, run.config.seed, "quick", spec.num_initial_states
+    )
+    summary = evaluate(policy, simulator, plan, run.config.rollout.halves, run.config.seed, device)
+    _log(run, summary, iteration, "quick")
+    return summary.success_once
+
+
+def _log(run: Run, summary: EvaluationSummary, iteration: int, label: str) -> None:
+    values = {
+        "success_once": summary.success_once,
+        "success_at_end": summary.success_at_end,
+        "low": summary.low,
+        "high": summary.high,
+        "episodes": float(summary.episodes),
+        "mean_steps": summary.mean_steps,
+        "mean_return": summary.mean_return,
+    }
+    run.metrics.log("evaluation", iteration, values, label)
