@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.contracts import Simulator
 from embodied_rl.evaluation.evaluate import EvaluationSummary
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RunConfig
-from embodied_rl.training.checks import film, measure
+from embodied_rl.training.checks import measure
 from embodied_rl.training.interrupt import StopSignal
-from embodied_rl.training.policy_folder import load_policy
 from embodied_rl.training.reinforcement import reinforce
-from embodied_rl.training.report import write_report
 from embodied_rl.training.run import Run
 from embodied_rl.training.start import starting_policy
 
@@ -36,16 +34,15 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
     """Imitate, improve by reinforcement learning, evaluate before and after."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
+        device = _device(config)
         simulator = _simulator(config)
         try:
-            policy = starting_policy(run, simulator.spec, stop)
-            before = measure(run, simulator, policy, "start")
-            env_steps = reinforce(run, simulator, policy, stop)
-            policy = load_policy(run.directory / "policies" / "final", _device(config)).policy
-            after = measure(run, simulator, policy, "final")
+            policy = starting_policy(run, simulator.spec, device, stop)
+            before = measure(run, simulator, "start", device)
+            env_steps = reinforce(run, simulator, policy, device, stop)
+            after = measure(run, simulator, "final", device)
         finally:
             simulator.close()
-        film(run, policy, "final")
         return _finish(run, before, after, env_steps, time.monotonic() - began)
 
 
@@ -53,13 +50,13 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
     """Demonstrations, imitation and the closed-loop check."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
+        device = _device(config)
         simulator = _simulator(config)
         try:
-            policy = starting_policy(run, simulator.spec, stop)
-            before = measure(run, simulator, policy, "start")
+            starting_policy(run, simulator.spec, device, stop)
+            before = measure(run, simulator, "start", device)
         finally:
             simulator.close()
-        film(run, policy, "start")
         return _finish(run, before, None, 0, time.monotonic() - began)
 
 
@@ -96,6 +93,5 @@ def _finish(
         "env_steps": env_steps,
         "wall_s": round(wall_s, 1),
     }
-    run.result(summary, line)
-    write_report(run.directory)
+    run.result(summary)
     return TrainResult(line, summary)

@@ -7,19 +7,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from embodied_rl.algorithms.protocol import Algorithm
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.planner import TrainingPlanner
-from embodied_rl.training.checkpoint import optimizer_from_state, optimizer_to_state
+from embodied_rl.training.checkpoint import (
+    generator_state,
+    optimizer_from_state,
+    optimizer_to_state,
+    under,
+    with_prefix,
+)
 from embodied_rl.training.checks import quick_check
 from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.policy_folder import load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
 from embodied_rl.training.run import Run
+from embodied_rl.training.start import extra_of
 
 
 @dataclass
@@ -37,10 +43,12 @@ class Reinforcement:
     def __init__(self, run: Run, simulator: Simulator, policy: Policy, device: str) -> None:
         config = run.config
         build: Any = config.algorithm
-        self.run, self.simulator, self.policy = run, simulator, policy
+        self.run, self.simulator, self.policy, self.device = run, simulator, policy, device
         self.algorithm: Algorithm = build.build(policy, config.iterations, config.seed)
         self.generator = torch.Generator(device).manual_seed(config.seed + 1)
-        planner = TrainingPlanner(simulator.spec.task, config.seed)
+        planner = TrainingPlanner(
+            simulator.spec.task, config.seed, simulator.spec.num_initial_states
+        )
         self.collector = Collector(
             simulator, policy, planner, self.generator, config.rollout.halves
         )
@@ -77,16 +85,14 @@ class Reinforcement:
         """Measure on quick-check states; keep the policy if it is the best so far."""
         # The simulator's slots are in mid-episode: they are put back where they were afterwards.
         tensors, state = self.collector.state_dict()
-        success = quick_check(self.run, self.simulator, self.policy, self.position.iteration)
+        success = quick_check(
+            self.run, self.simulator, self.policy, self.position.iteration, self.device
+        )
         self.collector.load_state_dict(tensors, state)
         if success > self.position.best_success:
             self.position.best_success = success
-            save_policy(
-                self.policy,
-                self.run.config.policy,
-                self.run.directory / "policies" / "best",
-                extra={"simulator": self.run.config.simulator.model_dump(mode="json")},
-            )
+            folder = self.run.policy_folder("best")
+            save_policy(self.policy, self.run.config.policy, folder, extra_of(self.run))
 
     def _save_if_due(self, stop: StopSignal) -> None:
         iteration, config = self.position.iteration, self.run.config
@@ -103,13 +109,9 @@ class Reinforcement:
         """Write a checkpoint from which `restore` continues exactly."""
         optimizer, optimizer_state = optimizer_to_state(self.algorithm.state_dict())
         flight, flight_state = self.collector.state_dict()
-        tensors: dict[str, Tensor] = {"generator": self.generator.get_state()}
-        for prefix, group in (
-            ("policy", self.policy.state_dict()),
-            ("optimizer", optimizer),
-            ("collector", flight),
-        ):
-            tensors |= {f"{prefix}/{name}": tensor for name, tensor in group.items()}
+        tensors = with_prefix("policy", self.policy.state_dict())
+        tensors |= with_prefix("optimizer", optimizer) | with_prefix("collector", flight)
+        tensors["generator"] = generator_state(self.generator)
         state = {
             "position": asdict(self.position),
             "optimizer": optimizer_state,
@@ -123,12 +125,12 @@ class Reinforcement:
         if found is None:
             return False
         tensors, state = found
-        self.policy.load_state_dict(_under(tensors, "policy"))
+        self.policy.load_state_dict(under(tensors, "policy"))
         self.algorithm.load_state_dict(
-            optimizer_from_state(_under(tensors, "optimizer"), state["optimizer"])
+            optimizer_from_state(under(tensors, "optimizer"), state["optimizer"])
         )
         self.generator.set_state(tensors["generator"])
-        self.collector.load_state_dict(_under(tensors, "collector"), state["collector"])
+        self.collector.load_state_dict(under(tensors, "collector"), state["collector"])
         self.position = Position(**state["position"])
         self.run.metrics.truncate_after("rl", self.position.iteration)
         return True
@@ -136,21 +138,15 @@ class Reinforcement:
 
 def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop: StopSignal) -> int:
     """Improve the policy and leave the result in `policies/final`; returns the control steps."""
-    final = run.directory / "policies" / "final"
+    final, best = run.policy_folder("final"), run.policy_folder("best")
     phase = Reinforcement(run, simulator, policy, device)
     phase.restore()
     env_steps = phase.train(stop)
-    best = run.directory / "policies" / "best"
     if run.config.evaluation.keep_best and best.exists():
         policy = load_policy(best, device).policy
-    extra = {"simulator": run.config.simulator.model_dump(mode="json")}
-    save_policy(policy, run.config.policy, final, extra=extra)
+    if not final.exists():
+        save_policy(policy, run.config.policy, final, extra_of(run))
     return env_steps
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    start = f"{prefix}/"
-    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
 
 
 def _episode_values(batch: Batch) -> dict[str, float]:

@@ -1,0 +1,110 @@
+"""The policy that reinforcement learning starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied_rl.contracts import Policy, SimulatorSpec
+from embodied_rl.run_config import DemonstrationsConfig, ImitationConfig
+from embodied_rl.training.checkpoint import CheckpointStore
+from embodied_rl.training.demonstrations import Demonstrations, load
+from embodied_rl.training.imitation import Imitation
+from embodied_rl.training.interrupt import StopSignal
+from embodied_rl.training.policy_folder import load_policy, save_policy
+from embodied_rl.training.progress import ProgressLine
+from embodied_rl.training.recording import record
+from embodied_rl.training.run import Run
+
+
+def starting_policy(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal) -> Policy:
+    """The run's `start` policy: found in the run, given, imitated, or new with random weights."""
+    folder = run.policy_folder("start")
+    if not folder.exists():
+        policy = _make(run, spec, device, stop)
+        save_policy(policy, run.config.policy, folder, extra_of(run))
+    loaded = load_policy(folder, device)
+    loaded.contract.require_equal(spec.contract, "the policy", "the simulator")
+    return loaded.policy
+
+
+def extra_of(run: Run) -> dict[str, Any]:
+    """What is saved beside a policy: the simulator that it was trained with."""
+    return {
+        "simulator": run.config.simulator.model_dump(mode="json"),
+        "seed": run.config.seed,
+        "run": run.config.name,
+    }
+
+
+def _make(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal) -> Policy:
+    config = run.config
+    if config.initial_policy:
+        loaded = load_policy(config.initial_policy, device)
+        loaded.contract.require_equal(
+            spec.contract, f"the policy {config.initial_policy}", "the simulator"
+        )
+        return loaded.policy
+    torch.manual_seed(config.seed)
+    build: Any = config.policy
+    policy: Any = build.build(spec.contract).to(device)
+    if config.demonstrations and config.imitation:
+        _imitate(run, policy, spec, config.demonstrations, config.imitation, device, stop)
+    made: Policy = policy
+    return made
+
+
+def _imitate(
+    run: Run,
+    policy: Policy,
+    spec: SimulatorSpec,
+    demonstrations: DemonstrationsConfig,
+    options: ImitationConfig,
+    device: str,
+    stop: StopSignal,
+) -> None:
+    data = _demonstrations(run, spec, demonstrations)
+    phase = Imitation(policy, data, options, run.config.seed, device)
+    store = CheckpointStore(run.directory / "checkpoints_imitation", keep=1)
+    done = phase.restore(store)
+    run.metrics.truncate_after("imitation", done)
+    with ProgressLine("imitation", options.steps, done) as progress:
+        result = phase.run(
+            log=lambda step, values: run.metrics.log("imitation", step, values),
+            store=store,
+            on_step=lambda step, loss: progress.update(step, f"loss {loss:.3f}"),
+            stop=lambda: stop.requested,
+        )
+        if result is None:
+            stop.leave("imitation is saved")
+        error = result.open_loop_error
+        shown = f", open-loop action error {error:.3f}" if error is not None else ""
+        progress.say(f"imitation: loss {result.loss:.3f}{shown}")
+    store.clear()
+
+
+def _demonstrations(run: Run, spec: SimulatorSpec, options: DemonstrationsConfig) -> Demonstrations:
+    path = options.path
+    if path is None:
+        path = run.directory / "demonstrations"
+        if not path.exists():
+            _record(run, path, options)
+    return load(path, spec.contract, options.episodes)
+
+
+def _record(run: Run, path: Path, options: DemonstrationsConfig) -> None:
+    with ProgressLine("demonstrations", options.episodes) as progress:
+        summary = record(
+            run.config.simulator,
+            path,
+            options.episodes,
+            options.action_noise,
+            run.config.seed,
+            lambda successes, attempts: progress.update(successes, f"{attempts} attempts"),
+        )
+        progress.say(
+            f"demonstrations: {summary.episodes} successes of {summary.attempts} attempts, "
+            f"{summary.frames} frames in {summary.seconds:.0f} s"
+        )
