@@ -28,7 +28,7 @@ def write_json(path: Path, data: Any) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that takes the name `path`, replacing what is there, when all went well."""
+    """A temporary folder that takes the name `path`, replacing what is there, if all goes well."""
     temporary = path.with_name(f".{path.name}.unfinished")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

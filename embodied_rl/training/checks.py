@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.evaluation.evaluate import EvaluationSummary, evaluate, protocol
@@ -10,6 +10,7 @@ from embodied_rl.rollout.planner import evaluation_plan
 from embodied_rl.training.policy_folder import load_policy
 from embodied_rl.training.progress import ProgressLine
 from embodied_rl.training.run import Run
+from embodied_rl.training.video import film_episodes
 
 
 def measure(
@@ -55,6 +56,18 @@ def quick_check(
     summary = evaluate(policy, simulator, plan, run.config.rollout.halves, run.config.seed, device)
     _log(run, summary, iteration, "quick")
     return summary.success_once
+
+
+def film(run: Run, name: Literal["start", "final"]) -> None:
+    """Film a few of the final evaluation's episodes, if this machine can draw."""
+    count = min(run.config.logging.video_episodes, run.config.evaluation.episodes)
+    if not count:
+        return
+    policy = load_policy(run.policy_folder(name)).policy
+    simulator: Any = run.config.simulator
+    task = getattr(simulator, "task", "")
+    plan = evaluation_plan(task, count, run.config.seed)
+    film_episodes(simulator, policy, plan, run.directory / "videos", name)
 
 
 def _log(run: Run, summary: EvaluationSummary, iteration: int, label: str) -> None:

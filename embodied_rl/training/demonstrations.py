@@ -43,7 +43,7 @@ class Demonstrations:
     def subset(self, episodes: Tensor) -> Demonstrations:
         """Only these episodes, numbered anew."""
         rows = torch.isin(self.episode, episodes).nonzero()[:, 0]
-        _, numbers = torch.unique(self.episode[rows], return_inverse=True)
+        numbers = torch.searchsorted(episodes.sort().values, self.episode[rows])
         return Demonstrations(self.observation.select(rows), self.actions[rows], numbers)
 
     def chunks(self, rows: Tensor, length: int) -> tuple[Observation, Tensor, Tensor]:

@@ -15,9 +15,10 @@ from embodied_rl.contracts import Simulator
 from embodied_rl.evaluation.evaluate import EvaluationSummary
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RunConfig
-from embodied_rl.training.checks import measure
+from embodied_rl.training.checks import film, measure
 from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.reinforcement import reinforce
+from embodied_rl.training.report import write_report
 from embodied_rl.training.run import Run
 from embodied_rl.training.start import starting_policy
 
@@ -43,6 +44,8 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
             after = measure(run, simulator, "final", device)
         finally:
             simulator.close()
+        film(run, "start")
+        film(run, "final")
         return _finish(run, before, after, env_steps, time.monotonic() - began)
 
 
@@ -57,6 +60,7 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
             before = measure(run, simulator, "start", device)
         finally:
             simulator.close()
+        film(run, "start")
         return _finish(run, before, None, 0, time.monotonic() - began)
 
 
@@ -94,4 +98,5 @@ def _finish(
         "wall_s": round(wall_s, 1),
     }
     run.result(summary)
+    write_report(run.directory)
     return TrainResult(line, summary)

@@ -1,0 +1,186 @@
+"""What each command does. A command returns plain words and the same as data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from embodied_rl import catalogue
+from embodied_rl.config import GROUPS, Config, ConfigError, load
+from embodied_rl.run_config import RolloutConfig, RunConfig
+
+type Answer = tuple[str, Any]
+
+
+def train(given: argparse.Namespace) -> Answer:
+    """`embodied-rl train`."""
+    config = load(RunConfig, given.config, given.overrides)
+    from embodied_rl.training.loop import train as run
+
+    result = run(config, given.resume)
+    return f"{result.line}\neverything is in {config.directory}", result.summary
+
+
+def imitate(given: argparse.Namespace) -> Answer:
+    """`embodied-rl imitate`."""
+    config = load(RunConfig, given.config, given.overrides)
+    if not config.imitation:
+        raise ConfigError(f"{given.config} sets no demonstrations and no imitation")
+    from embodied_rl.training.loop import imitate_only
+
+    result = imitate_only(config, given.resume)
+    return f"{result.line}\nthe policy is {config.directory}/policies/start", result.summary
+
+
+def collect(given: argparse.Namespace) -> Answer:
+    """`embodied-rl collect`."""
+    config = load(RunConfig, given.config, given.overrides)
+    if not config.demonstrations:
+        raise ConfigError(f"{given.config} sets no demonstrations; add demonstrations.episodes=50")
+    from embodied_rl.training.progress import ProgressLine
+    from embodied_rl.training.recording import record
+
+    options = config.demonstrations
+    task = getattr(config.simulator, "task", "demonstrations")
+    path = given.output or Path("data") / str(task)
+    with ProgressLine("demonstrations", options.episodes) as progress:
+        summary = record(
+            config.simulator,
+            path,
+            options.episodes,
+            options.action_noise,
+            config.seed,
+            lambda successes, attempts: progress.update(successes, f"{attempts} attempts"),
+        )
+    words = (
+        f"{summary.episodes} successes of {summary.attempts} attempts, {summary.frames} frames, "
+        f"in {summary.seconds:.0f} s: {path}"
+    )
+    data = {"path": str(path), "episodes": summary.episodes, "attempts": summary.attempts}
+    return words, data | {"frames": summary.frames, "seconds": round(summary.seconds, 1)}
+
+
+def evaluate(given: argparse.Namespace) -> Answer:
+    """`embodied-rl evaluate`."""
+    folder = _policy_folder(given.policy)
+    simulator = _simulator_options(folder, given.overrides)
+    if given.episodes < 1:
+        raise ConfigError(f"--episodes must be at least 1, got {given.episodes}")
+    from embodied_rl.evaluation.evaluate import evaluate as run
+    from embodied_rl.evaluation.evaluate import protocol
+    from embodied_rl.rollout.build import build_simulator
+    from embodied_rl.rollout.planner import evaluation_plan
+    from embodied_rl.training.policy_folder import load_policy
+    from embodied_rl.training.progress import ProgressLine
+
+    loaded = load_policy(folder)
+    slots = max(1, min(given.slots, given.episodes))
+    rollout = RolloutConfig(num_slots=slots, halves=2 if slots % 2 == 0 else 1)
+    running = build_simulator(simulator, rollout, loaded.policy.chunk)
+    try:
+        spec = running.spec
+        plan = evaluation_plan(
+            spec.task, given.episodes, given.seed, "final", spec.num_initial_states
+        )
+        options = simulator.model_dump(mode="json")
+        header = protocol(loaded.fingerprint, options, plan, given.seed)
+        with ProgressLine("evaluate", len(plan)) as progress:
+            summary = run(
+                loaded.policy,
+                running,
+                plan,
+                rollout.halves,
+                given.seed,
+                output=given.output,
+                header=header,
+                on_progress=lambda done, good: progress.update(done, f"{good} successes"),
+            )
+    finally:
+        running.close()
+    lines = [f"{spec.task}: success {summary.in_words} over {summary.episodes} held-out states"]
+    lines.append(
+        f"at the end {100 * summary.success_at_end:.1f} % "
+        f"[{100 * summary.low_at_end:.1f}, {100 * summary.high_at_end:.1f}], "
+        f"{summary.mean_steps:.1f} steps on average"
+    )
+    lines += [f"error in {key}: {text}" for key, text in summary.errors.items()]
+    return "\n".join(lines), summary.to_json() | {"protocol": header}
+
+
+def report(given: argparse.Namespace) -> Answer:
+    """`embodied-rl report`."""
+    from embodied_rl.training.report import write_report
+
+    path = write_report(given.run)
+    return f"wrote {path}", {"report": str(path)}
+
+
+def doctor(given: argparse.Namespace) -> Answer:
+    """`embodied-rl doctor`."""
+    from embodied_rl.cli.doctor import examine
+
+    findings = examine()
+    lines = [f"{finding.state:4}  {finding.name}: {finding.text}" for finding in findings]
+    ok = all(finding.state != "fail" for finding in findings)
+    return "\n".join(lines), {"ok": ok, "findings": [vars(finding) for finding in findings]}
+
+
+def list_parts(given: argparse.Namespace) -> Answer:
+    """`embodied-rl list`."""
+    if given.what == "configs":
+        files = sorted(str(path.relative_to(GROUPS.parent)) for path in GROUPS.rglob("*.yaml"))
+        return "\n".join(files), files
+    if given.what == "parts":
+        return _list_kinds()
+    from simulators.maniskill_tasks import list_tasks
+
+    tasks = list_tasks()
+    lines = []
+    for task in tasks:
+        marks = ["fast path"] * task.has_fast_path + ["expert"] * task.has_expert
+        if task.missing_assets:
+            marks.append(f"needs a download: {', '.join(task.missing_assets)}")
+        lines.append(f"{task.name:40} {', '.join(marks)}".rstrip())
+    return "\n".join(lines), [vars(task) for task in tasks]
+
+
+def _list_kinds() -> Answer:
+    lines: list[str] = []
+    data: dict[str, dict[str, str]] = {}
+    for kind in catalogue.PARTS:
+        lines.append(f"{kind}:")
+        data[kind] = {}
+        for name in catalogue.names(kind):
+            try:
+                text = (catalogue.config_class(kind, name).__doc__ or "").strip()
+                meaning = text.partition("\n")[0]
+            except ImportError as error:
+                meaning = f"not usable: {error}"
+            lines.append(f"  {name:14} {meaning}")
+            data[kind][name] = meaning
+    return "\n".join(lines), data
+
+
+def _policy_folder(path: Path) -> Path:
+    """The folder itself, or a run's best result."""
+    for candidate in (path, path / "policies" / "final", path / "policies" / "start"):
+        if (candidate / "policy.json").is_file():
+            return candidate
+    raise FileNotFoundError(f"{path} holds no policy: no policy.json there nor under policies/")
+
+
+def _simulator_options(folder: Path, overrides: list[str]) -> Any:
+    """The simulator that the policy was trained with, with overrides applied."""
+    stored = json.loads((folder / "policy.json").read_text())["extra"].get("simulator")
+    if stored is None:
+        raise ConfigError(f"{folder} does not say which simulator it is for")
+    foreign = [text for text in overrides if not text.startswith("simulator.")]
+    if foreign:
+        raise ConfigError(f"only simulator.* can be changed in an evaluation, got {foreign[0]!r}")
+    kind = catalogue.config_class("simulator", stored["type"])
+    given = [f"{key}={json.dumps(value)}" for key, value in stored.items()]
+    changed = [text.removeprefix("simulator.") for text in overrides]
+    options: Config = load(kind, None, [*given, *changed])
+    return options

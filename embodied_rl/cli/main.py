@@ -1,0 +1,186 @@
+"""Commands, their options, and how errors reach a person."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from embodied_rl import __version__
+from embodied_rl.cli import commands
+from embodied_rl.config import ConfigError
+
+DONE, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 130
+
+type Command = Callable[[argparse.Namespace], tuple[str, Any]]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest command when one is misspelt."""
+
+    def error(self, message: str) -> NoReturn:
+        known = list(_COMMANDS)
+        words = [word for word in sys.argv[1:2] if word not in known and not word.startswith("-")]
+        near = difflib.get_close_matches(words[0], known, 1) if words else []
+        hint = f"\ndid you mean 'embodied-rl {near[0]}'?" if near else ""
+        self.exit(BAD_CONFIGURATION, f"{self.prog}: {message}{hint}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = _Parser(
+        prog="embodied-rl",
+        description="Take a robot policy pretrained by imitation and make it succeed by "
+        "reinforcement learning.",
+        epilog="Start with: embodied-rl train configs/quickstart.yaml",
+    )
+    top.add_argument("--version", action="version", version=f"embodied-rl {__version__}")
+    subparsers = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, add_arguments, meaning, example) in _COMMANDS.items():
+        sub = subparsers.add_parser(
+            name,
+            help=meaning,
+            description=meaning.replace("%%", "%"),
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print the result as JSON, only that")
+        sub.add_argument("--traceback", action="store_true", help="show where an error came from")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; the exit code is 0 only if its work was done."""
+    sys.exit(_run(_parse(arguments)))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    given, rest = parser().parse_known_args(arguments)
+    # `train FILE --resume seed=1`: argparse closes a list of words at the first option.
+    unknown = [word for word in rest if word.startswith("-") or "=" not in word]
+    if unknown or (rest and not hasattr(given, "overrides")):
+        parser().error(f"unknown argument {(unknown or rest)[0]!r}")
+    if rest:
+        given.overrides = [*given.overrides, *rest]
+    return given
+
+
+def _run(given: argparse.Namespace) -> int:
+    from embodied_rl.training.interrupt import Interrupted
+
+    try:
+        words, data = _COMMANDS[given.command][0](given)
+    except ConfigError as error:
+        return _fail(given, error, BAD_CONFIGURATION)
+    except (KeyboardInterrupt, Interrupted) as error:
+        return _fail(given, str(error) or "interrupted", INTERRUPTED)
+    except (OSError, RuntimeError, ValueError, LookupError, ImportError) as error:
+        return _fail(given, error, FAILED)
+    print(json.dumps(data, indent=2, ensure_ascii=False) if given.json else words)
+    failed = isinstance(data, dict) and data.get("ok") is False
+    return FAILED if failed else DONE
+
+
+def _fail(given: argparse.Namespace, error: BaseException | str, code: int) -> int:
+    if given.traceback and isinstance(error, BaseException):
+        raise error
+    print(f"embodied-rl {given.command}: {error}", file=sys.stderr)
+    return code
+
+
+def _config_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("config", type=Path, help="a YAML file, such as configs/quickstart.yaml")
+    sub.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="change an option: policy.chunk=8"
+    )
+
+
+def _train_arguments(sub: argparse.ArgumentParser) -> None:
+    _config_arguments(sub)
+    sub.add_argument("--resume", action="store_true", help="go on with the run of this name")
+
+
+def _collect_arguments(sub: argparse.ArgumentParser) -> None:
+    _config_arguments(sub)
+    sub.add_argument("--output", type=Path, help="folder of the data set (default: data/TASK)")
+
+
+def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("policy", type=Path, help="a policy folder, or a run's folder")
+    sub.add_argument(
+        "overrides", nargs="*", metavar="simulator.key=value", help="change a simulator option"
+    )
+    sub.add_argument("--episodes", type=int, default=200, help="held-out initial states (200)")
+    sub.add_argument("--seed", type=int, default=0, help="seed of the plan and of the noise (0)")
+    sub.add_argument("--slots", type=int, default=32, help="environments at the same time (32)")
+    sub.add_argument("--output", type=Path, help="folder for a row per episode; resumes there")
+
+
+def _report_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("run", type=Path, help="a run's folder")
+
+
+def _list_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "what",
+        nargs="?",
+        choices=["parts", "tasks", "configs"],
+        default="parts",
+        help="parts (default): simulators, policies, algorithms; tasks: ManiSkill's; configs",
+    )
+
+
+def _no_arguments(sub: argparse.ArgumentParser) -> None:
+    pass
+
+
+_COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str, str]] = {
+    "train": (
+        commands.train,
+        _train_arguments,
+        "imitate, improve by reinforcement learning, evaluate before and after",
+        "embodied-rl train configs/quickstart.yaml name=mine seed=1 policy.denoise_steps=8",
+    ),
+    "imitate": (
+        commands.imitate,
+        _train_arguments,
+        "demonstrations and imitation alone, with a closed-loop check at the end",
+        "embodied-rl imitate configs/quickstart.yaml name=imitated demonstrations.episodes=100",
+    ),
+    "collect": (
+        commands.collect,
+        _collect_arguments,
+        "record a scripted expert's successes into a LeRobotDataset v3 folder",
+        "embodied-rl collect configs/quickstart.yaml simulator.task=StackCube-v1 "
+        "demonstrations.episodes=100",
+    ),
+    "evaluate": (
+        commands.evaluate,
+        _evaluate_arguments,
+        "success of a saved policy on held-out initial states, with a 95 %% interval",
+        "embodied-rl evaluate runs/quickstart --episodes 500 simulator.terminate_on_success=false",
+    ),
+    "report": (
+        commands.report,
+        _report_arguments,
+        "write a run's self-contained report.html",
+        "embodied-rl report runs/quickstart",
+    ),
+    "doctor": (
+        commands.doctor,
+        _no_arguments,
+        "check this machine: versions, drawing, simulators; says what to do",
+        "embodied-rl doctor",
+    ),
+    "list": (
+        commands.list_parts,
+        _list_arguments,
+        "what exists and what is installed",
+        "embodied-rl list tasks",
+    ),
+}

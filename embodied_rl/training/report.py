@@ -1,0 +1,143 @@
+"""`report.html`: one file that shows a run, finished or not, without asking the network anything."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embodied_rl.files import write_text
+from embodied_rl.training.metrics import read
+
+_LARGEST_VIDEO_BYTES = 8 * 2**20
+
+_CURVES: tuple[tuple[str, str, str], ...] = (
+    ("rl", "success_rate", "success rate of training episodes"),
+    ("evaluation", "success_once", "success on quick-check states"),
+    ("imitation", "loss", "imitation loss"),
+    ("rl", "approx_kl", "KL divergence per iteration"),
+    ("rl", "clip_fraction", "share of clipped ratios"),
+    ("rl", "value_loss", "value loss"),
+    ("rl", "explained_variance", "explained variance of the value"),
+    ("rl", "episode_steps", "control steps per episode"),
+    ("rl", "steps_per_s", "control steps per second"),
+    ("rl", "percent_wait", "share of time waiting for simulation, %"),
+)
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --page: #fbfbf9; --line: #d8dad5; --good: #1f6f5c }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e7ea; --page: #15181c; --line: #343a41; --good: #63c9ac } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 62rem; margin: 0 auto; padding: 2rem 1rem }
+h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2.5rem }
+.result { font-size: 1.9rem; line-height: 1.3; color: var(--good); font-weight: 600 }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1.2rem }
+figure { margin: 0 } figcaption { font-size: .9rem } svg, video { width: 100%; height: auto }
+svg text { fill: var(--ink) }
+pre { overflow-x: auto; border: 1px solid var(--line); padding: 1rem; font-size: .85rem }
+"""
+
+
+def write_report(run: Path) -> Path:
+    """Write the report of a run's folder; FileNotFoundError if it is not one."""
+    if not (run / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run} is not a run's folder: it has no config.yaml")
+    result = _read_json(run / "result.json")
+    entries = read(run)
+    parts = [
+        f"<h1>{html.escape(run.name)}</h1>",
+        f'<p class="result">{html.escape(_headline(result, entries))}</p>',
+        f"<p>{html.escape(_cost(result))}</p>" if result else "",
+        "<h2>Curves</h2>",
+        f'<div class="curves">{"".join(_figures(entries))}</div>',
+        _videos(run),
+        "<h2>Configuration</h2>",
+        f"<pre>{html.escape((run / 'config.yaml').read_text())}</pre>",
+    ]
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(run.name)}</title><style>{_STYLE}</style>"
+        f"<body>{''.join(parts)}</body></html>"
+    )
+    path = run / "report.html"
+    write_text(path, page)
+    return path
+
+
+def _headline(result: dict[str, Any], entries: Sequence[dict[str, Any]]) -> str:
+    if result:
+        return str(result["line"])
+    phases = [entry["phase"] for entry in entries]
+    return f"not finished; last phase: {phases[-1] if phases else 'none yet'}"
+
+
+def _cost(result: dict[str, Any]) -> str:
+    return (
+        f"{result.get('env_steps', 0):,} control steps of reinforcement learning, "
+        f"{result.get('wall_s', 0):.0f} s of wall time, seed {result.get('seed', '?')}"
+    )
+
+
+def _figures(entries: Sequence[dict[str, Any]]) -> list[str]:
+    figures = []
+    for phase, name, title in _CURVES:
+        points = [
+            (entry["step"], entry["values"][name])
+            for entry in entries
+            if entry["phase"] == phase
+            and entry["values"].get(name) is not None
+            and entry.get("label", "quick") == "quick"
+        ]
+        if len(points) > 1:
+            label = "step" if phase == "imitation" else "iteration"
+            figures.append(
+                f"<figure>{_svg(points, label)}<figcaption>{html.escape(title)}</figcaption>"
+                f"</figure>"
+            )
+    return figures
+
+
+def _svg(points: Sequence[tuple[int, float]], label: str) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6, 2.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.plot([x for x, _ in points], [y for _, y in points], color="#2f8f79", linewidth=1.6)
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.25)
+    axes.patch.set_alpha(0.0)
+    axes.tick_params(colors="#808890")
+    axes.xaxis.label.set_color("#808890")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return text.getvalue().partition("<!DOCTYPE")[2].partition(">")[2].strip()
+
+
+def _videos(run: Path) -> str:
+    found = sorted((run / "videos").glob("*.mp4"))
+    small = [path for path in found if path.stat().st_size <= _LARGEST_VIDEO_BYTES]
+    if not small:
+        return ""
+    figures = []
+    for path in small:
+        data = base64.b64encode(path.read_bytes()).decode()
+        figures.append(
+            f'<figure><video controls muted loop playsinline src="data:video/mp4;base64,{data}">'
+            f"</video><figcaption>{html.escape(path.stem)}</figcaption></figure>"
+        )
+    return f'<h2>Episodes</h2><div class="curves">{"".join(figures)}</div>'
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return data

@@ -1,0 +1,80 @@
+"""Films of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from embodied_rl.contracts import Environment, Episode, Observation, Policy
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import ByteArray
+
+
+def write_video(path: Path, frames: Sequence[ByteArray], frames_per_s: float) -> None:
+    """Write uint8 [height, width, 3] frames as an H.264 MP4 that browsers play."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.unfinished")
+    height, width = (size - size % 2 for size in frames[0].shape[:2])  # H.264 wants even sizes.
+    with av.open(str(temporary), "w", format="mp4") as container:
+        stream: Any = container.add_stream("h264", rate=round(frames_per_s))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(
+                np.ascontiguousarray(frame[:height, :width]), format="rgb24"
+            )
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    temporary.replace(path)
+
+
+def film_episodes(
+    simulator: Any, policy: Policy, episodes: Sequence[Episode], folder: Path, prefix: str
+) -> list[Path]:
+    """Film these episodes with the policy; file names tell how they ended.
+
+    Returns nothing if the simulator cannot draw here.
+    """
+    environment: Environment = simulator.build_environment()
+    try:
+        if not environment.spec.can_render:
+            return []
+        return [_film(environment, policy, episode, folder, prefix) for episode in episodes]
+    finally:
+        environment.close()
+
+
+def _film(
+    environment: Environment, policy: Policy, episode: Episode, folder: Path, prefix: str
+) -> Path:
+    environment.reset(episode)
+    generator = torch.Generator().manual_seed(episode.seed)
+    frames, success, ended = [environment.render()], False, False
+    while not ended:
+        decision = policy.act(_observe(environment), generator, "deterministic")
+        for action in decision.actions[0].cpu().numpy():
+            outcome = environment.step(action)
+            frames.append(environment.render())
+            success |= outcome.success
+            ended = outcome.terminated or outcome.truncated
+            if ended:
+                break
+    how = "success" if success else "failure"
+    path = folder / f"{prefix}_state_{episode.initial_state}_{how}.mp4"
+    write_video(path, frames, environment.spec.contract.control_hz)
+    return path
+
+
+def _observe(environment: Environment) -> Observation:
+    seen = environment.observe()
+    return Observation(
+        images={name: torch.from_numpy(image)[None] for name, image in seen.images.items()},
+        state=torch.from_numpy(seen.state)[None],
+        instruction=(environment.instruction,),
+    )
