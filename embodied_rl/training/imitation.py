@@ -167,7 +167,7 @@ class Imitation:
         rows = torch.arange(len(self._held_out.actions))
         generator = torch.Generator(self._device).manual_seed(0)
         total, count = 0.0, 0
-        for part in rows.split(1024):
+        for part in torch.split(rows, 1024):
             observation, actions, valid = self._held_out.chunks(part, self._policy.chunk)
             decision = self._policy.act(observation.to(self._device), generator, "deterministic")
             difference = (decision.actions.cpu() - actions).abs()[valid]

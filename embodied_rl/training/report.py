@@ -29,7 +29,8 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
 )
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --page: #fbfbf9; --line: #d8dad5; --good: #1f6f5c }
+:root { color-scheme: light dark;
+  --ink: #1c2430; --page: #fbfbf9; --line: #d8dad5; --good: #1f6f5c }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e7ea; --page: #15181c; --line: #343a41; --good: #63c9ac } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
