@@ -1,14 +1,21 @@
-"""Any gymnasium environment with box actions, stepped one by one or as gymnasium's own vector."""
+"""Any gymnasium environment, alone or as a vector environment.
+
+The observation may be a flat or shaped array of numbers, an image, or a dictionary of these. Images
+are uint8 [height, width, 3]; everything else is flattened into the state, in the sorted order of
+the keys. Time limits are counted here, so that the environment's own limit and ours are the same
+thing and never mixed up with a termination.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from embodied_rl.contracts import (
@@ -21,243 +28,307 @@ from embodied_rl.contracts import (
     SimulatorSpec,
     StepOutcome,
 )
+from simulators.gymnasium_formats import ActionFormat, EpisodeProgress, EpisodeRules, Layout
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import ByteArray, FloatArray
     from simulators.config import GymnasiumConfig
 
-_DEFAULT_HZ = 20.0
-_NO_LIMIT = 1_000_000
+_can_draw: dict[str, bool] = {}
+"""Whether a task can be drawn here, found out once per process: it costs a drawing context."""
 
 
 class GymnasiumEnvironment:
-    """One environment (contracts.Environment). Initial state i is the reset with seed i."""
+    """One gymnasium environment (contracts.Environment).
+
+    `initial_state` is the seed of the reset. Noise during the episode comes from the episode's own
+    seed, as far as the environment draws it from its `np_random`.
+    """
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        self._config = config
-        options = {"render_mode": "rgb_array", **config.options}
-        self._env = _make(config, options)
-        self._limit = _time_limit(config, self._env.spec)
-        self._observation, _ = self._env.reset(seed=0)
-        seen = split(self._observation)
-        self._elapsed, self._return = 0, 0.0
-        self.spec = _spec(config, self._env.action_space, seen, self._limit, self._env)
+        spec = _registered(config)
+        self._rules = _rules(config, spec)
+        self._env: Any = _make(config, spec)
+        self._layout, self._action, self.spec = _describe(config, self._env, self._rules)
+        self._progress = EpisodeProgress(self._rules)
+        self._observation: Any = None
+        self._instruction = config.instruction
 
     @property
     def instruction(self) -> str:
         """What the task asks for."""
-        return self._config.instruction
+        return self._instruction
 
     def reset(self, episode: Episode) -> None:
-        """Start from the planned initial state."""
+        """Start the episode."""
+        self._progress = EpisodeProgress(self._rules)
         self._observation, _ = self._env.reset(seed=episode.initial_state)
-        self._elapsed, self._return = 0, 0.0
+        _seed_noise(self._env, episode.seed)
 
     def step(self, action: FloatArray) -> StepOutcome:
-        """Run one control step."""
-        space: Any = self._env.action_space
-        given = np.asarray(action, dtype=space.dtype).reshape(space.shape)
-        self._observation, reward, terminated, truncated, info = self._env.step(given)
-        self._elapsed += 1
-        self._return += float(reward)
-        return StepOutcome(
-            reward=float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated) or self._elapsed >= self._limit,
-            success=self._success(info),
-        )
+        """Run one control step with an action [A], clipped to the bounds."""
+        answer = self._env.step(self._action.from_row(action))
+        self._observation, reward, terminated, truncated, info = answer
+        return self._progress.after(float(reward), bool(terminated), bool(truncated), info)
 
     def observe(self) -> EnvironmentObservation:
-        """The last observation, split into images and a flat state."""
-        return split(self._observation)
+        """What the last reset, step or restore showed."""
+        return self._layout.read(self._observation)
 
     def snapshot(self) -> dict[str, FloatArray]:
-        """Not every environment can: NotImplementedError says so."""
-        raise NotImplementedError(
-            f"gymnasium has no way to save the state of {self._config.task}; replay its actions "
-            f"from the same initial state instead"
-        )
+        """The complete physical state (float64, so that a replay is exact) and the progress.
+
+        Raises NotImplementedError unless the environment is one of gymnasium's MuJoCo ones.
+        """
+        mujoco, model, data = self._mujoco()
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        physics = np.empty(mujoco.mj_stateSize(model, kind))
+        mujoco.mj_getState(model, data, physics, kind)
+        progress = np.array([self._progress.num_steps, self._progress.total_reward])
+        return cast("dict[str, FloatArray]", {"physics": physics, "progress": progress})
 
     def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
-        """See `snapshot`."""
-        self.snapshot()
+        """Continue from a state that `snapshot` gave. Raises as `snapshot` does."""
+        mujoco, model, data = self._mujoco()
+        physics = np.asarray(snapshot["physics"], dtype=np.float64)
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        size = mujoco.mj_stateSize(model, kind)
+        if physics.shape != (size,):
+            raise ValueError(
+                f"this state has {physics.size} numbers, {self.spec.task} has {size}; restore a "
+                f"snapshot of the same task"
+            )
+        mujoco.mj_setState(model, data, physics, kind)
+        mujoco.mj_forward(model, data)
+        # The forward pass overwrote the solver's warm start, which is part of the state.
+        mujoco.mj_setState(model, data, physics, kind)
+        self._progress = EpisodeProgress(self._rules)
+        self._progress.num_steps = int(snapshot["progress"][0])
+        self._progress.total_reward = float(snapshot["progress"][1])
+        self._observation = self._env.unwrapped._get_obs()
 
     def render(self) -> ByteArray:
-        """The environment's own picture."""
-        picture = self._env.render()
-        if picture is None:
-            raise RuntimeError(f"{self._config.task} draws nothing with render_mode=rgb_array")
-        return np.asarray(picture, dtype=np.uint8)
+        """A picture for videos. Raises RuntimeError if the task cannot be drawn here."""
+        if not self.spec.can_render:
+            raise RuntimeError(
+                f"{self.spec.task} cannot be drawn here: it needs the render mode rgb_array, its "
+                f"drawing package (such as pygame) and, for MuJoCo without a screen, MUJOCO_GL=egl"
+            )
+        return np.asarray(self._env.render(), dtype=np.uint8)
 
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
 
-    def _success(self, info: Mapping[str, Any]) -> bool:
-        if self._config.success_key in info:
-            return bool(np.any(info[self._config.success_key]))
-        wanted = self._config.success_return
-        return wanted is not None and self._return >= wanted
+    def _mujoco(self) -> tuple[Any, Any, Any]:
+        base = self._env.unwrapped
+        if not all(hasattr(base, name) for name in ("model", "data", "_get_obs")):
+            raise NotImplementedError(
+                f"{self.spec.task} has no state that can be saved and restored; only gymnasium's "
+                f"MuJoCo environments have. Start episodes from seeds (initial_state) instead"
+            )
+        import mujoco  # type: ignore[import-untyped,unused-ignore]
+
+        return mujoco, base.model, base.data
+
+
+class PausableSlot(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
+    """One environment of a vector environment that can be left alone for a step.
+
+    A vector environment always steps all of its environments; an action of NaN tells this one to
+    stay as it is. Ends of episodes travel in the info rather than in the flags, because gymnasium
+    refuses to step a vector environment in which one has ended and waits.
+    """
+
+    def __init__(self, env: Any, rules: EpisodeRules) -> None:
+        super().__init__(env)
+        self._rules = rules
+        self._progress = EpisodeProgress(rules)
+        self._last: Any = None
+        self.noise_seed = 0
+        """Seed of the noise of the next episode."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start an episode from the initial state with this number."""
+        self._progress = EpisodeProgress(self._rules)
+        self._last, _ = self.env.reset(seed=seed, options=options)
+        _seed_noise(self.env, self.noise_seed)
+        return self._last, {}
+
+    def step(self, action: Any) -> Any:
+        """Step, unless the action is NaN."""
+        if np.isnan(action).any():
+            return self._last, 0.0, False, False, {"ends": np.zeros(3, dtype=bool)}
+        self._last, reward, terminated, truncated, info = self.env.step(action)
+        outcome = self._progress.after(float(reward), bool(terminated), bool(truncated), info)
+        ends = np.array([outcome.terminated, outcome.truncated, outcome.success])
+        return self._last, outcome.reward, False, False, {"ends": ends}
 
 
 class GymnasiumBatch:
     """A gymnasium vector environment (contracts.BatchEnvironment).
 
-    The vector steps all environments, also those whose episode is over; their outcomes are dropped,
-    and they begin anew only when told to.
+    It steps one after the other in this process; `options: {vectorization_mode: async}` gives each
+    environment a process of its own. Slots start on their own and inactive slots stay as they are.
     """
 
     def __init__(self, config: GymnasiumConfig, num_slots: int, device: str) -> None:
-        self._config, self._num_slots, self._device = config, num_slots, device
-        task = _import(config.task)
+        mode = config.options.get("vectorization_mode", "sync")
+        if mode not in ("sync", "async"):
+            raise ValueError(
+                f"simulator.options.vectorization_mode={mode!r}: slots must start and stop on "
+                f"their own, which only sync and async allow"
+            )
+        others = {k: v for k, v in config.options.items() if k != "vectorization_mode"}
+        config = config.model_copy(update={"options": others})
+        spec = _registered(config)
+        rules = _rules(config, spec)
+        single = _make(config, spec)
+        try:
+            self._layout, self._action, self.spec = _describe(config, single, rules)
+        finally:
+            single.close()
         self._env: Any = gymnasium.make_vec(
-            task,
-            num_slots,
-            vectorization_mode="sync",
-            vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED},
-            **config.options,
+            config.task,
+            num_envs=num_slots,
+            vectorization_mode=mode,
+            vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED, "copy": False},
+            wrappers=[lambda env: PausableSlot(env, rules)],
+            **_options(config, spec),
         )
-        self._limit = _time_limit(config, self._env.spec)
-        self._observation, _ = self._env.reset(seed=list(range(num_slots)))
-        self._elapsed = np.zeros(num_slots, dtype=np.int64)
-        self._return = np.zeros(num_slots)
-        first = split(_index(self._observation, 0))
-        space = self._env.single_action_space
-        self.spec = _spec(config, space, first, self._limit, None)
-
-    @property
-    def num_slots(self) -> int:
-        """Environments in the vector."""
-        return self._num_slots
+        self._device = torch.device(device)
+        self._instruction = config.instruction
+        self._noise_seeds = [0] * num_slots
+        self.num_slots = num_slots
+        self._observation, _ = self._env.reset(seed=0)
 
     def reset(self, slots: Sequence[int], episodes: Sequence[Episode]) -> None:
-        """Start these slots only."""
-        mask = np.zeros(self._num_slots, dtype=np.bool_)
-        mask[list(slots)] = True
-        seeds: list[int | None] = [None] * self._num_slots
+        """Start these episodes in these slots; the others go on undisturbed."""
+        seeds: list[int | None] = [None] * self.num_slots
+        chosen = np.zeros(self.num_slots, dtype=bool)
         for slot, episode in zip(slots, episodes, strict=True):
-            seeds[slot] = episode.initial_state
-        self._observation, _ = self._env.reset(seed=seeds, options={"reset_mask": mask})
-        self._elapsed[mask], self._return[mask] = 0, 0.0
+            seeds[slot], chosen[slot] = episode.initial_state, True
+            self._noise_seeds[slot] = episode.seed
+        if chosen.any():
+            self._env.set_attr("noise_seed", list(self._noise_seeds))
+            self._observation, _ = self._env.reset(seed=seeds, options={"reset_mask": chosen})
 
     def step(self, actions: Tensor, active: Tensor) -> BatchOutcome:
-        """Run one control step of the active slots."""
-        space = self._env.single_action_space
-        given = actions.cpu().numpy().reshape(self._num_slots, *space.shape).astype(space.dtype)
-        self._observation, reward, terminated, truncated, info = self._env.step(given)
-        live = active.cpu().numpy()
-        self._elapsed[live] += 1
-        self._return[live] += reward[live]
-        truncated = truncated | (self._elapsed >= self._limit)
-        success = np.asarray(info.get(self._config.success_key, np.zeros_like(live)), dtype=bool)
-        if self._config.success_key not in info and self._config.success_return is not None:
-            success = self._return >= self._config.success_return
+        """Run one control step with actions [B, A] in the active slots, clipped to the bounds."""
+        rows = self._action.from_rows(actions.detach().cpu().numpy(), active.cpu().numpy())
+        self._observation, reward, _, _, info = self._env.step(rows)
+        ends = torch.from_numpy(info["ends"]).to(self._device)
         return BatchOutcome(
-            reward=self._tensor(np.where(live, reward, 0.0).astype(np.float32)),
-            terminated=self._tensor(terminated & live),
-            truncated=self._tensor(truncated & live),
-            success=self._tensor(success & live),
+            reward=torch.as_tensor(reward, dtype=torch.float32).to(self._device),
+            terminated=ends[:, 0],
+            truncated=ends[:, 1],
+            success=ends[:, 2],
         )
 
     def observe(self, slots: Sequence[int]) -> Observation:
-        """What these slots see."""
-        seen = [split(_index(self._observation, slot)) for slot in slots]
-        return Observation(
-            images={
-                name: self._tensor(np.stack([one.images[name] for one in seen]))
-                for name in seen[0].images
-            },
-            state=self._tensor(np.stack([one.state for one in seen])),
-            instruction=(self._config.instruction,) * len(slots),
-        )
+        """What these slots show, one row per slot."""
+        seen = self._layout.read(self._observation, lead=(self.num_slots,))
+        rows = np.asarray(slots, dtype=np.int64)
+        images = {
+            name: torch.from_numpy(image[rows]).to(self._device)
+            for name, image in seen.images.items()
+        }
+        state = torch.from_numpy(seen.state[rows]).to(self._device)
+        return Observation(images, state, (self._instruction,) * len(rows))
 
     def render(self, slot: int) -> ByteArray:
-        """Not offered by a vector: film with a single environment."""
-        raise RuntimeError("a vector environment is not drawn; film with vectorized=false")
+        """A picture of one slot, [height, width, 3]."""
+        environments = getattr(self._env, "envs", None)
+        picture = environments[slot].render() if environments else self._env.call("render")[slot]
+        return np.asarray(picture, dtype=np.uint8)
 
     def close(self) -> None:
-        """Close the vector."""
+        """Close all environments."""
         self._env.close()
 
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
-
-def split(observation: Any) -> EnvironmentObservation:
-    """Images (uint8 [height, width, 3]), and all else flat in the order of its keys."""
-    images: dict[str, ByteArray] = {}
-    parts: list[FloatArray] = []
-
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key in sorted(value):
-                visit(key, value[key])
-            return
-        array = np.asarray(value)
-        if array.dtype == np.uint8 and array.ndim == 3 and array.shape[-1] == 3:
-            images[name] = array
-        else:
-            parts.append(array.astype(np.float32).reshape(-1))
-
-    visit("main", observation)
-    state = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-    return EnvironmentObservation(images, state)
-
-
-def _index(observation: Any, slot: int) -> Any:
-    if isinstance(observation, Mapping):
-        return {key: _index(value, slot) for key, value in observation.items()}
-    return observation[slot]
-
-
-def _import(task: str) -> str:
-    """Import the package of `module:id`, which registers the task; returns the plain id."""
-    module, colon, name = task.rpartition(":")
-    if colon:
-        importlib.import_module(module)
-    return name
-
-
-def _make(config: GymnasiumConfig, options: Mapping[str, Any]) -> Any:
-    task = _import(config.task)
+def _registered(config: GymnasiumConfig) -> Any:
+    """What gymnasium knows of the task; `module:id` imports the module first."""
     try:
-        return gymnasium.make(task, **options)
-    except gymnasium.error.NameNotFound as error:
-        raise ValueError(f"simulator.task={config.task!r}: {error}") from None
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise RuntimeError(f"{config.task} needs another package: {error}") from None
-
-
-def _time_limit(config: GymnasiumConfig, spec: Any) -> int:
-    own = getattr(spec, "max_episode_steps", None) or _NO_LIMIT
-    return min(int(own), config.max_episode_steps or _NO_LIMIT)
-
-
-def _spec(
-    config: GymnasiumConfig, space: Any, seen: EnvironmentObservation, limit: int, env: Any
-) -> SimulatorSpec:
-    if not isinstance(space, gymnasium.spaces.Box):
+        return gymnasium.spec(config.task)
+    except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(
-            f"{config.task} takes actions of {space}; only Box actions are supported. Wrap it into "
-            f"an environment with continuous actions"
+            f"gymnasium cannot find {config.task}: {error}. If a package registers it, write "
+            f"simulator.task as package:{config.task.rpartition(':')[2]}"
+        ) from error
+
+
+def _rules(config: GymnasiumConfig, spec: Any) -> EpisodeRules:
+    limit = config.max_episode_steps or spec.max_episode_steps
+    if not limit:
+        raise ValueError(
+            f"{config.task} has no time limit of its own; set simulator.max_episode_steps"
         )
-    metadata = getattr(env, "metadata", None) or {}
-    return SimulatorSpec(
-        task=config.task,
-        contract=Contract(
-            state_dim=len(seen.state),
-            action_dim=int(np.prod(space.shape)),
-            action_low=tuple(float(x) for x in space.low.reshape(-1)),
-            action_high=tuple(float(x) for x in space.high.reshape(-1)),
-            control_mode=config.task,
-            control_hz=float(metadata.get("render_fps", _DEFAULT_HZ)),
-            gripper="none",
-            rotation="none",
-            cameras=tuple(
-                Camera(name, image.shape[0], image.shape[1])
-                for name, image in sorted(seen.images.items())
-            ),
-        ),
-        max_episode_steps=limit,
-        can_render="rgb_array" in metadata.get("render_modes", ()),
+    return EpisodeRules(int(limit), config.success_key, config.success_return)
+
+
+def _make(config: GymnasiumConfig, spec: Any) -> Any:
+    try:
+        return gymnasium.make(config.task, **_options(config, spec))
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise RuntimeError(f"{config.task} needs another package: {error}") from error
+
+
+def _options(config: GymnasiumConfig, spec: Any) -> dict[str, Any]:
+    if "max_episode_steps" in config.options:
+        raise ValueError("write simulator.max_episode_steps, not simulator.options")
+    # We count the steps ourselves, and gymnasium's checker would look at every one of them.
+    options = {"max_episode_steps": -1, "disable_env_checker": True, **config.options}
+    entry = spec.entry_point
+    creator = gymnasium.envs.registration.load_env_creator(entry) if type(entry) is str else entry
+    modes = getattr(creator, "metadata", {}).get("render_modes", ())
+    if "render_mode" not in options and "rgb_array" in modes:
+        options["render_mode"] = "rgb_array"
+    return options
+
+
+def _describe(
+    config: GymnasiumConfig, env: Any, rules: EpisodeRules
+) -> tuple[Layout, ActionFormat, SimulatorSpec]:
+    """How to read and drive an environment, and what it offers."""
+    layout = Layout.of(env.observation_space, config.task)
+    action = ActionFormat(env.action_space, config.task)
+    contract = Contract(
+        state_dim=layout.state_dim,
+        action_dim=len(action.low),
+        action_low=tuple(action.low.tolist()),
+        action_high=tuple(action.high.tolist()),
+        control_mode=f"as {config.task.rpartition(':')[2]} defines it",
+        control_hz=_control_hz(env),
+        gripper="none",
+        rotation="none",
+        cameras=tuple(Camera(name, *layout.sizes[name]) for name in layout.images),
     )
+    spec = SimulatorSpec(config.task, contract, rules.max_steps, _draws(config, env))
+    return layout, action, spec
+
+
+def _control_hz(env: Any) -> float:
+    """From the environment's time step, else its frame rate, else 1."""
+    step_s = getattr(env.unwrapped, "dt", None)
+    if isinstance(step_s, float) and step_s > 0:
+        return 1.0 / step_s
+    return float(env.metadata.get("render_fps") or 1.0)
+
+
+def _draws(config: GymnasiumConfig, env: Any) -> bool:
+    if env.render_mode != "rgb_array":
+        return False
+    key = f"{config.task} {config.options}"
+    if key not in _can_draw:
+        env.reset(seed=0)
+        try:
+            _can_draw[key] = env.render() is not None
+        except Exception:
+            # Drawing fails in as many ways as there are drawing packages; all of them mean no.
+            _can_draw[key] = False
+    return _can_draw[key]
+
+
+def _seed_noise(env: Any, seed: int) -> None:
+    env.unwrapped.np_random = seeding.np_random(seed)[0]
