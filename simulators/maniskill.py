@@ -130,8 +130,8 @@ class ManiSkillEnvironment:
         self._config = config
         self._torch = torch
         self.base = build_scene(config, num_envs=1, sim_backend="physx_cpu")
-        self._limit = _time_limit(config)
-        self._bank = _load_bank(config.initial_states) if config.initial_states else None
+        self._limit = time_limit(config)
+        self._bank = load_bank(config.initial_states) if config.initial_states else None
         self._read_extra = self.base.get_obs
         if config.reward == "sparse":
             # ManiSkill would observe (and draw) at every step and reset; we observe when asked.
@@ -349,7 +349,8 @@ def _control_modes_of(agent: Any) -> list[str]:
         return []  # This robot's controllers depend on the scene; ManiSkill itself will complain.
 
 
-def _time_limit(config: ManiSkillConfig) -> int:
+def time_limit(config: ManiSkillConfig) -> int:
+    """Control steps of an episode. Raises ValueError if neither options nor task set a limit."""
     limit = config.max_episode_steps or require_task(config.task).max_episode_steps
     if limit is None:
         raise ValueError(
@@ -358,7 +359,8 @@ def _time_limit(config: ManiSkillConfig) -> int:
     return int(limit)
 
 
-def _load_bank(path: Path) -> dict[str, FloatArray]:
+def load_bank(path: Path) -> dict[str, FloatArray]:
+    """What `save_initial_states` wrote: by name, one row per initial state."""
     if not path.is_file():
         raise FileNotFoundError(f"simulator.initial_states: no file {path}")
     with np.load(path, allow_pickle=False) as bank:
