@@ -56,7 +56,7 @@ class RolloutConfig(Config):
     step_timeout_s: float = Field(60.0, gt=0.0)
     """A worker silent for this long, and for ten times its usual chunk time, is replaced."""
     max_worker_restarts: int = Field(20, ge=0)
-    """Replaced workers in one run after which the run gives up."""
+    """Workers and environments that failed and were replaced in one run, before it gives up."""
 
     @model_validator(mode="after")
     def _halves_divide_the_slots(self) -> Self:

@@ -24,12 +24,10 @@ def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays)
     return environment.instruction
 
 
-def execute(
-    environment: Environment, slot: int, offer: Episode | None, arrays: Arrays
-) -> str | None:
+def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) -> bool:
     """Execute the slot's chunk from `arrays` and write what came of it.
 
-    Returns the instruction of the offered episode if it was begun.
+    Returns whether the episode ended; with an episode `offered`, `begin` must then be called.
     """
     actions: FloatArray = arrays["actions"][slot]
     reward = arrays["reward"][slot]
@@ -46,17 +44,16 @@ def execute(
         truncated = outcome.truncated and not terminated
         if terminated or truncated:
             break
+    ended = terminated or truncated
     arrays["executed"][slot] = executed
     arrays["terminated"][slot] = terminated
     arrays["truncated"][slot] = truncated
     arrays["success_once"][slot] = success_once
     arrays["success_now"][slot] = success
-    if not (terminated or truncated):
-        arrays["refilled"][slot] = False
+    arrays["refilled"][slot] = ended and offered
+    if not ended:
         arrays.show(slot, environment.observe(), "observation")
-        return None
-    if truncated:
+    elif truncated:
         # Only a cut episode's last view is worth something: its value is bootstrapped.
         arrays.show(slot, environment.observe(), "final")
-    arrays["refilled"][slot] = offer is not None
-    return begin(environment, slot, offer, arrays) if offer else None
+    return ended

@@ -42,9 +42,9 @@ class InlineSimulator:
         self._arrays["actions"][list(slots)] = actions.detach().cpu().numpy()
         for slot, offer in zip(slots, offers, strict=True):
             self._ended_instruction[slot] = self._instruction[slot]
-            following = execute(self._environments[slot], slot, offer, self._arrays)
-            if following is not None:
-                self._instruction[slot] = following
+            environment = self._environments[slot]
+            if execute(environment, slot, offer is not None, self._arrays) and offer:
+                self._instruction[slot] = begin(environment, slot, offer, self._arrays)
 
     def receive(self, slots: Sequence[int]) -> ChunkResult:
         """What the chunk did (contracts.Simulator)."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, Episode, Observation, SimulatorSpec
 from embodied_rl.rollout.arrays import Arrays, layout
-from embodied_rl.rollout.worker import Attach, Command, work
+from embodied_rl.rollout.worker import Answer, Attach, Command, work
 from embodied_rl.run_config import RolloutConfig
 
 START_TIMEOUT_S = 300.0
@@ -38,7 +38,7 @@ class SimulatorStartError(RuntimeError):
 
 
 class WorkersKeepDying(RuntimeError):
-    """More workers had to be replaced than the options allow."""
+    """Simulators failed more often than the options allow."""
 
 
 class _Lost(Exception):
@@ -72,12 +72,10 @@ class _Worker:
             self.pipe.send(command)
         self.sent.append(command.slots)
 
-    def receive(self, timeout_s: float) -> dict[int, str]:
-        """The answer to the oldest command: instructions of episodes that began."""
+    def receive(self, timeout_s: float) -> Answer:
+        """The answer to the oldest command."""
         self.sent.popleft()
-        answer = self._answer(timeout_s, "a chunk")
-        if not isinstance(answer, dict):
-            raise _Lost(f"an environment failed:\n{answer}")
+        answer: Answer = self._answer(timeout_s, "a chunk")
         return answer
 
     def kill(self) -> None:
@@ -117,12 +115,13 @@ class SimulatorPool:
         self._memory: SharedMemory | None = None
         self._workers: list[_Worker] = []
         self._num_started = 0
-        self._restarts = 0
+        self._num_failures = 0
         self._usual_s = 0.0
         self._instruction = [""] * self._num_slots
         self._ended_instruction = [""] * self._num_slots
         self._offers: dict[int, Episode | None] = {}
         self._lost: dict[int, str] = {}
+        self._failed_starts: dict[int, str] = {}
         try:
             _start_forkserver(getattr(simulator, "preload", ()))
             for number in range(num_workers):
@@ -174,7 +173,7 @@ class SimulatorPool:
     def receive(self, slots: Sequence[int]) -> ChunkResult:
         """Wait for the chunk of these slots (contracts.Simulator)."""
         began = time.monotonic()
-        deadline = began + max(self._options.step_timeout_s, 10 * self._usual_s)
+        deadline = began + self._patience_s()
         for worker, mine in self._by_worker(slots):
             if worker.sent and worker.sent[0][0] in mine:
                 self._collect(worker, max(0.1, deadline - time.monotonic()))
@@ -182,6 +181,10 @@ class SimulatorPool:
         errors = {slot: self._lost.pop(slot) for slot in slots if slot in self._lost}
         restart = {slot: offer for slot in errors if (offer := self._offers[slot]) is not None}
         self._start(restart)
+        # Episodes that could not begin are lost from the next chunk on; this one counts.
+        for slot in slots:
+            if slot in self._failed_starts:
+                self._lost[slot] = self._failed_starts.pop(slot)
         for slot in errors:
             self._arrays["refilled"][slot] = slot in restart
         return self._arrays.result(
@@ -204,46 +207,76 @@ class SimulatorPool:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, episodes: dict[int, Episode]) -> None:
-        """Begin episodes; a worker that dies over it is replaced and asked again."""
-        waiting = dict(episodes)
+        """Begin episodes; those that a dying worker takes along are asked for again, one by one.
+
+        A slot whose episode cannot begin stays lost; the next `receive` says so.
+        """
+        waiting, given_up, at_once = dict(episodes), set[int](), True
         while waiting:
-            asked = list(self._by_worker(list(waiting)))
+            asked = [
+                (worker, mine if at_once else mine[:1])
+                for worker, mine in self._by_worker(list(waiting))
+            ]
             for worker, mine in asked:
                 worker.send(Command("start", mine, tuple(waiting[slot] for slot in mine)))
             for worker, mine in asked:
-                # Chunks of the other half may be ahead of it in the pipe; they stay in the arrays.
-                while worker in self._workers and worker.sent:
-                    starts = worker.sent[0] == mine
-                    if self._collect(worker, START_TIMEOUT_S) and starts:
-                        for slot in mine:
-                            waiting.pop(slot, None)
-            for slot in episodes:
-                if slot not in waiting:
-                    self._lost.pop(slot, None)
+                answer = self._answer_to_start(worker)
+                if answer is None:
+                    at_once = False
+                    if len(mine) == 1:
+                        given_up.add(mine[0])
+                    # Whatever this worker had begun before is gone with it.
+                    waiting |= {slot: episodes[slot] for slot in worker.slots if slot in episodes}
+                    waiting = {s: e for s, e in waiting.items() if s not in given_up}
+                    continue
+                for slot in mine:
+                    waiting.pop(slot)
+                    if slot not in answer.failures:
+                        self._lost.pop(slot, None)
 
-    def _collect(self, worker: _Worker, timeout_s: float) -> bool:
-        """Read the worker's oldest answer; replace the worker if there is none."""
+    def _answer_to_start(self, worker: _Worker) -> Answer | None:
+        """The newest answer. Chunks of the other half may be ahead of it; they stay in the arrays,
+        and `receive` finds that their answers were read."""
+        answer: Answer | None = None
+        while worker in self._workers and worker.sent:
+            answer = self._collect(worker, self._patience_s())
+        return answer
+
+    def _patience_s(self) -> float:
+        return max(self._options.step_timeout_s, 10 * self._usual_s)
+
+    def _collect(self, worker: _Worker, timeout_s: float) -> Answer | None:
+        """Read the worker's oldest answer; replace the worker and return None if there is none."""
         try:
-            for slot, instruction in worker.receive(timeout_s).items():
-                self._instruction[slot] = instruction
+            answer = worker.receive(timeout_s)
         except _Lost as lost:
-            self._replace(worker, str(lost))
-            return False
-        return True
+            tail = worker.output_tail()
+            text = f"{lost}\nthe worker's last output:\n{tail}" if tail else str(lost)
+            self._count_failure(text)
+            self._replace(worker, text)
+            return None
+        for slot, instruction in answer.instructions.items():
+            self._instruction[slot] = instruction
+        for slot, text in answer.failures.items():
+            self._lost[slot] = text
+        self._failed_starts |= answer.failed_starts
+        for text in (*answer.failures.values(), *answer.failed_starts.values()):
+            self._count_failure(text)
+        return answer
 
-    def _replace(self, worker: _Worker, reason: str) -> None:
-        tail = worker.output_tail()
-        text = f"{reason}\nthe worker's last output:\n{tail}" if tail else reason
+    def _count_failure(self, text: str) -> None:
+        self._num_failures += 1
+        if self._num_failures > self._options.max_worker_restarts:
+            raise WorkersKeepDying(
+                f"simulators failed {self._num_failures} times, more often than "
+                f"rollout.max_worker_restarts={self._options.max_worker_restarts} allows. The "
+                f"last time: {text}"
+            )
+
+    def _replace(self, worker: _Worker, text: str) -> None:
         worker.kill()
         for slot in worker.slots:
             self._lost[slot] = text
-        self._restarts += 1
-        if self._restarts > self._options.max_worker_restarts:
-            raise WorkersKeepDying(
-                f"{self._restarts} simulator workers had to be replaced, more than "
-                f"rollout.max_worker_restarts={self._options.max_worker_restarts} allows. The "
-                f"last one: {text}"
-            )
         fresh = self._new_worker(worker.slots)
         self._workers[self._workers.index(worker)] = fresh
         self._require_started(fresh)

@@ -1,7 +1,7 @@
 """A worker process: a few environments, shared arrays, small commands through a pipe.
 
-The worker ends when told to, when its parent is gone, or when an environment fails; in the last
-case it reports why, and the parent starts another.
+An environment that raises is reported and built anew; the others go on. The worker ends when told
+to, or when its parent is gone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def work(pipe: Connection, simulator: Any, num_environments: int, error_file: st
         pipe.send(f"{type(error).__name__}: {error}" if not str(error) else str(error))
         return
     try:
-        _serve(pipe, environments)
+        _serve(pipe, simulator, environments)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # The parent is gone or has let us go.
     finally:
@@ -58,36 +58,41 @@ def work(pipe: Connection, simulator: Any, num_environments: int, error_file: st
             environment.close()
 
 
-def _serve(pipe: Connection, environments: list[Environment]) -> None:
+@dataclass(frozen=True)
+class Answer:
+    """What came of a command."""
+
+    instructions: dict[int, str]
+    """Of the episodes that began, by slot."""
+    failures: dict[int, str]
+    """By slot, the traceback of an environment that raised. It was built anew and is idle."""
+    failed_starts: dict[int, str]
+    """The same for environments that finished their chunk, but could not begin the next episode."""
+
+
+def _serve(pipe: Connection, simulator: Any, environments: list[Environment]) -> None:
     attach: Attach = pipe.recv()
-    memory = SharedMemory(attach.memory)
-    arrays = Arrays(attach.plan, memory)
-    by_slot = dict(zip(attach.slots, environments, strict=True))
+    arrays = Arrays(attach.plan, SharedMemory(attach.memory))
     while True:
         command: Command | None = pipe.recv()
         if command is None:
             return
-        try:
-            pipe.send(_run(command, by_slot, arrays))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
-        except Exception:
-            pipe.send(traceback.format_exc())
-            return
-
-
-def _run(command: Command, environments: dict[int, Environment], arrays: Arrays) -> dict[int, str]:
-    """Do it; returns the instructions of the episodes that began, by slot."""
-    instructions: dict[int, str] = {}
-    for slot, episode in zip(command.slots, command.episodes, strict=True):
-        if command.do == "start":
-            if episode is not None:
-                instructions[slot] = begin(environments[slot], slot, episode, arrays)
-        else:
-            following = execute(environments[slot], slot, episode, arrays)
-            if following is not None:
-                instructions[slot] = following
-    return instructions
+        answer = Answer({}, {}, {})
+        for slot, episode in zip(command.slots, command.episodes, strict=True):
+            number = attach.slots.index(slot)
+            environment, failures = environments[number], answer.failures
+            try:
+                if command.do == "execute":
+                    ended = execute(environment, slot, episode is not None, arrays)
+                    failures = answer.failed_starts
+                else:
+                    ended = True
+                if ended and episode:
+                    answer.instructions[slot] = begin(environment, slot, episode, arrays)
+            except Exception:
+                failures[slot] = traceback.format_exc()
+                environments[number] = simulator.build_environment()
+        pipe.send(answer)
 
 
 def _redirect_output(file: str) -> None:

@@ -1,4 +1,4 @@
-"""`report.html`: one file that shows a run, finished or not, without asking the network anything."""
+"""`report.html`: one file that shows a run, finished or not, and asks the network for nothing."""
 
 from __future__ import annotations
 
