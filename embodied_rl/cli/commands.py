@@ -36,7 +36,10 @@ def imitate(given: argparse.Namespace) -> Answer:
 
 def collect(given: argparse.Namespace) -> Answer:
     """`embodied-rl collect`."""
-    config = load(RunConfig, given.config, given.overrides)
+    overrides = given.overrides
+    if given.episodes is not None:
+        overrides = [*overrides, f"demonstrations.episodes={given.episodes}"]
+    config = load(RunConfig, given.config, overrides)
     if not config.demonstrations:
         raise ConfigError(f"{given.config} sets no demonstrations; add demonstrations.episodes=50")
     from embodied_rl.training.progress import ProgressLine
@@ -66,8 +69,9 @@ def evaluate(given: argparse.Namespace) -> Answer:
     """`embodied-rl evaluate`."""
     folder = _policy_folder(given.policy)
     simulator = _simulator_options(folder, given.overrides)
-    if given.episodes < 1:
-        raise ConfigError(f"--episodes must be at least 1, got {given.episodes}")
+    for name in ("episodes", "slots"):
+        if getattr(given, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(given, name)}")
     from embodied_rl.evaluation.evaluate import evaluate as run
     from embodied_rl.evaluation.evaluate import protocol
     from embodied_rl.rollout.build import build_simulator
@@ -75,10 +79,11 @@ def evaluate(given: argparse.Namespace) -> Answer:
     from embodied_rl.training.policy_folder import load_policy
     from embodied_rl.training.progress import ProgressLine
 
-    loaded = load_policy(folder)
-    slots = max(1, min(given.slots, given.episodes))
+    device = _device(given.device)
+    loaded = load_policy(folder, device)
+    slots = min(given.slots, given.episodes)
     rollout = RolloutConfig(num_slots=slots, halves=2 if slots % 2 == 0 else 1)
-    running = build_simulator(simulator, rollout, loaded.policy.chunk)
+    running = build_simulator(simulator, rollout, loaded.policy.chunk, device)
     try:
         spec = running.spec
         plan = evaluation_plan(
@@ -93,6 +98,7 @@ def evaluate(given: argparse.Namespace) -> Answer:
                 plan,
                 rollout.halves,
                 given.seed,
+                device,
                 output=given.output,
                 header=header,
                 on_progress=lambda done, good: progress.update(done, f"{good} successes"),
@@ -161,6 +167,16 @@ def _list_kinds() -> Answer:
             lines.append(f"  {name:14} {meaning}")
             data[kind][name] = meaning
     return "\n".join(lines), data
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no GPU here; leave --device out")
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
 
 
 def _policy_folder(path: Path) -> Path:

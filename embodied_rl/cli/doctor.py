@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import EnvironmentObservation
 
 
 @dataclass(frozen=True)
@@ -84,17 +88,35 @@ def _drawing() -> Finding:
 
 
 def _maniskill() -> Finding:
+    from simulators.maniskill_visuals import has_render_device
+
+    began = time.monotonic()
+    seen = _first_step("state")
+    text = f"PickCube-v1 runs, with a state of {len(seen.state)} numbers"
+    if has_render_device():
+        images = _first_step("rgb").images
+        blank = [name for name, image in images.items() if image.min() == image.max()]
+        if blank:
+            advice = "the driver draws nothing; install another, or use simulator.observation=state"
+            return Finding("maniskill", "fail", f"{text}; camera {blank[0]} is blank: {advice}")
+        text += f" and with {len(images)} camera(s) of 64 x 64"
+    return Finding("maniskill", "ok", f"{text}, {time.monotonic() - began:.0f} s with imports")
+
+
+def _first_step(observation: Literal["state", "rgb"]) -> EnvironmentObservation:
+    """What PickCube shows after one control step."""
+    import numpy as np
+
     from embodied_rl.contracts import Episode
     from simulators.config import ManiSkillConfig
-    from simulators.maniskill import make
 
-    environment = make(ManiSkillConfig(task="PickCube-v1"))
+    environment = ManiSkillConfig(task="PickCube-v1", observation=observation).build_environment()
     try:
         environment.reset(Episode("doctor", "PickCube-v1", 0, 0))
-        size = len(environment.observe().state)
+        environment.step(np.zeros(environment.spec.contract.action_dim, dtype=np.float32))
+        return environment.observe()
     finally:
         environment.close()
-    return Finding("maniskill", "ok", f"PickCube-v1 runs, with a state of {size} numbers")
 
 
 def _lerobot() -> Finding:

@@ -20,14 +20,10 @@ type Command = Callable[[argparse.Namespace], tuple[str, Any]]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest command when one is misspelt."""
+    """Answers a wrong command line in one line instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        known = list(_COMMANDS)
-        words = [word for word in sys.argv[1:2] if word not in known and not word.startswith("-")]
-        near = difflib.get_close_matches(words[0], known, 1) if words else []
-        hint = f"\ndid you mean 'embodied-rl {near[0]}'?" if near else ""
-        self.exit(BAD_CONFIGURATION, f"{self.prog}: {message}{hint}\n")
+        self.exit(BAD_CONFIGURATION, f"{self.prog}: {message}\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,11 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    given, rest = parser().parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    top = parser()
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command is not None and command not in _COMMANDS:
+        near = difflib.get_close_matches(command, _COMMANDS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        top.error(f"no command is called {command!r}{hint}; known: {', '.join(_COMMANDS)}")
+    given, rest = top.parse_known_args(words)
     # `train FILE --resume seed=1`: argparse closes a list of words at the first option.
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     if unknown or (rest and not hasattr(given, "overrides")):
-        parser().error(f"unknown argument {(unknown or rest)[0]!r}")
+        top.error(f"unknown argument {(unknown or rest)[0]!r}; see embodied-rl {command} --help")
     if rest:
         given.overrides = [*given.overrides, *rest]
     return given
@@ -108,6 +111,7 @@ def _train_arguments(sub: argparse.ArgumentParser) -> None:
 def _collect_arguments(sub: argparse.ArgumentParser) -> None:
     _config_arguments(sub)
     sub.add_argument("--output", type=Path, help="folder of the data set (default: data/TASK)")
+    sub.add_argument("--episodes", type=int, help="successes to record, instead of the file's")
 
 
 def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -118,6 +122,12 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--episodes", type=int, default=200, help="held-out initial states (200)")
     sub.add_argument("--seed", type=int, default=0, help="seed of the plan and of the noise (0)")
     sub.add_argument("--slots", type=int, default=32, help="environments at the same time (32)")
+    sub.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="where the policy runs; auto takes a GPU if there is one",
+    )
     sub.add_argument("--output", type=Path, help="folder for a row per episode; resumes there")
 
 
@@ -156,8 +166,7 @@ _COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], s
         commands.collect,
         _collect_arguments,
         "record a scripted expert's successes into a LeRobotDataset v3 folder",
-        "embodied-rl collect configs/quickstart.yaml simulator.task=StackCube-v1 "
-        "demonstrations.episodes=100",
+        "embodied-rl collect configs/quickstart.yaml --episodes 100 simulator.task=StackCube-v1",
     ),
     "evaluate": (
         commands.evaluate,

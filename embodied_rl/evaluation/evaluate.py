@@ -157,14 +157,16 @@ def _open(output: Path, header: dict[str, Any]) -> dict[str, dict[str, Any]]:
         )
     rows: dict[str, dict[str, Any]] = {}
     path = output / _ROWS
-    for line in path.read_text().splitlines() if path.exists() else ():
+    if not path.exists():
+        return rows
+    for line in path.read_text().splitlines():
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
         rows[row["key"]] = row
-    if rows:
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows.values()))
+    # Whole lines only, or the next row would be appended to what is left of a torn one.
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows.values()))
     return rows
 
 
