@@ -16,7 +16,7 @@ from embodied_rl.files import write_json, write_text
 from embodied_rl.maths.intervals import wilson_interval
 from embodied_rl.rollout.batch import EpisodeResult
 from embodied_rl.rollout.episodes import run_episodes
-from embodied_rl.training.policy_folder import package_versions
+from embodied_rl.versions import package_versions
 
 _ROWS, _HEADER, _RESULT = "episodes.jsonl", "protocol.json", "result.json"
 

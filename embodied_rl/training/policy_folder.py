@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from embodied_rl import __version__, catalogue
+from embodied_rl import catalogue
 from embodied_rl.config import Config
 from embodied_rl.contracts import Contract, Policy
 from embodied_rl.files import new_folder, write_json
+from embodied_rl.versions import package_versions
 
 _WEIGHTS, _DESCRIPTION = "policy.safetensors", "policy.json"
 
@@ -95,17 +94,6 @@ def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
     policy.load_state_dict(weights)
     policy.to(device)
     return LoadedPolicy(policy, config, contract, data["extra"], digest)
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of everything that can change a result."""
-    found = {"embodied-rl": __version__, "torch": torch.__version__}
-    for name in ("mani-skill", "sapien", "gymnasium", "numpy", "mujoco", "lerobot"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _digest(path: Path) -> str:

@@ -21,7 +21,7 @@ from embodied_rl.contracts import (
 from embodied_rl.files import new_folder, write_json
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.training.demonstrations import OUR_FILE, quiet_lerobot
-from embodied_rl.training.policy_folder import package_versions
+from embodied_rl.versions import package_versions
 
 _MOST_ATTEMPTS_PER_EPISODE = 10
 
