@@ -27,6 +27,10 @@ _FULL_STEP_M = 0.1
 # ManiSkill scales a rotation by its controller's lower bound, -0.1 rad, so its sign is flipped.
 _FULL_TURN_RAD = -0.1
 _GAIN = 1.6
+_ROBOT_BASE = np.array([-0.615, 0.0])
+_EASY_REACH_M = 0.65
+_SLOWING_M = 0.15
+_SHORTEST_STEP = 0.2
 _CUBE_SIZE_M = 0.04
 _AT_CUBE_M = 0.012
 _TURNED_RAD = 0.15
@@ -62,6 +66,8 @@ class Aim:
     orientation: Array
     gripper: float
     """`OPEN` or `CLOSED`."""
+    forceful: bool = False
+    """Whether to keep up large steps with a stretched arm: small ones do not move a cube."""
 
 
 def make(config: ManiSkillConfig, environment: Environment) -> Expert:
@@ -101,11 +107,25 @@ def action_towards(hand: Pose, aim: Aim) -> FloatArray:
     """
     position, orientation = np.asarray(hand[0], float), np.asarray(hand[1], float)
     move = _GAIN * (aim.position - position) / _FULL_STEP_M
-    move /= max(1.0, float(np.abs(move).max()))
+    longest = 1.0 if aim.forceful else longest_step(position, move)
+    move /= max(1.0, float(np.abs(move).max()) / longest)
     turn = rotation_vector(multiply(aim.orientation, conjugate(orientation))) / _FULL_TURN_RAD
     turn /= max(1.0, float(np.linalg.norm(turn)))
     action: FloatArray = np.concatenate([move, turn, [aim.gripper]]).astype(np.float32)
     return action
+
+
+def longest_step(position: Array, direction: Array) -> float:
+    """The share of a full step that the arm can follow from here in this direction, in (0, 1].
+
+    ManiSkill's inverse kinematics gives up on large steps of a stretched arm, and the hand then
+    does not move at all. The numbers are from trials on the failing states.
+    """
+    outward = position[:2] - _ROBOT_BASE
+    reach = float(np.linalg.norm(outward))
+    if outward @ direction[:2] <= 0.0:
+        return 1.0
+    return float(np.clip(1.0 - (reach - _EASY_REACH_M) / _SLOWING_M, _SHORTEST_STEP, 1.0))
 
 
 def pick_cube(scene: Scene) -> Aim:
@@ -181,7 +201,8 @@ def _slide(scene: Scene, direction: float) -> Aim:
     table_height = _CUBE_SIZE_M / 2
     if lead > 0.03 and aside < 0.02 and tcp[2] < 0.04:
         position = np.array([tcp[0] + 0.06 * direction, cube[1], table_height])
-    elif lead > 0.045 and aside < 0.03:
+        return Aim(position, downward(0.0), CLOSED, forceful=True)
+    if lead > 0.045 and aside < 0.03:
         position = np.array([cube[0] - 0.07 * direction, cube[1], table_height])
     else:
         position = np.array([cube[0] - 0.09 * direction, cube[1], 0.08])
