@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -211,7 +212,10 @@ def test_a_state_that_cannot_be_saved_says_so() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
-def test_a_mujoco_state_is_restored_exactly() -> None:
+def test_a_mujoco_state_is_restored_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log file where it runs.
     environment = GymnasiumEnvironment(GymnasiumConfig(task="HalfCheetah-v5"))
     environment.reset(episode(0))
     actions = np.random.default_rng(0).uniform(-1, 1, (40, 6)).astype(np.float32)
