@@ -5,7 +5,7 @@
 set -euo pipefail
 folder=${1:?usage: software_vulkan.sh FOLDER}
 command -v apt-get >/dev/null
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
+mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true; } |
   grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1 | tr -d ' ')
 test -n "$mirror"
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")

@@ -133,23 +133,23 @@ class ManiSkillEnvironment:
         self._limit = time_limit(config)
         self._bank = load_bank(config.initial_states) if config.initial_states else None
         self._read_extra = self.base.get_obs
-        if config.reward == "sparse":
-            # ManiSkill would observe (and draw) at every step and reset; we observe when asked.
-            self.base.get_obs = lambda info=None, **_: {}
-        self.base.reset(seed=0)
         fast = (
             config.fast_path
             and config.task in TASKS
             and config.control_mode in CONTROL_MODES
             and self.base.agent.uid == "panda"
         )
+        if fast or config.reward == "sparse":
+            # ManiSkill would observe (and draw) at every step and reset; we observe when asked.
+            self.base.get_obs = lambda info=None, **_: {}
+        if fast:
+            self.base.get_info = dict
+        self.base.reset(seed=0)
         self._stepper: Stepper = (
             FastStepper(self.base, config.task, config.control_mode)
             if fast
             else StockStepper(self.base, self._read_extra)
         )
-        if fast:
-            self.base.get_info = dict
         self.is_fast = fast
         self._elapsed = 0
         self._had_success = False
