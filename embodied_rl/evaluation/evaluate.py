@@ -148,7 +148,9 @@ def _open(output: Path, header: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if not stored.exists():
         write_json(stored, header)
     before = json.loads(stored.read_text())
-    differing = [key for key in before.keys() | header.keys() if before.get(key) != header.get(key)]
+    # A commit is kept as a record: one that touches a text file must not stop a run's resumption.
+    keys = sorted((before.keys() | header.keys()) - {"commit"})
+    differing = [key for key in keys if before.get(key) != header.get(key)]
     if differing:
         lines = [f"  {k}: there {before.get(k)!r}, now {header.get(k)!r}" for k in differing]
         raise OtherEvaluation(

@@ -243,6 +243,11 @@ def test_rows_of_another_evaluation_are_refused(
     assert (tmp_path / "episodes.jsonl").read_text() == before
 
 
+def test_a_commit_in_between_does_not_hinder(tmp_path: Path) -> None:
+    _cut_off(tmp_path, 7)
+    assert measure(tmp_path, {**HEADER, "commit": "a later one"}).episodes == len(PLAN)
+
+
 def test_a_policy_for_another_simulator_is_refused() -> None:
     other = replace(Line(LineConfig()).spec.contract, gripper="+1 opens")
     with pytest.raises(ContractMismatch, match="gripper: the policy has '\\+1 opens'"):
