@@ -53,6 +53,7 @@ class Reinforcement:
             simulator, policy, planner, self.generator, config.rollout.halves
         )
         self.position = Position()
+        self.num_threads = torch.get_num_threads()
 
     def train(self, stop: StopSignal) -> int:
         """Run the remaining iterations; returns the control steps simulated in all."""
@@ -66,8 +67,11 @@ class Reinforcement:
 
     def _iterate(self) -> str:
         began = time.monotonic()
+        # The simulator's workers need the cores while decisions are collected.
+        torch.set_num_threads(1)
         batch = self.collector.collect(self.algorithm.decisions_per_iteration)
         collected = time.monotonic()
+        torch.set_num_threads(self.num_threads)
         values = self.algorithm.update(batch, self.position.iteration)
         ended = time.monotonic()
         steps = int(batch.executed.sum())

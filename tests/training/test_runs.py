@@ -1,0 +1,134 @@
+"""Whole runs on real, small environments: learning, resuming, refusing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from embodied_rl.config import ConfigError, load
+from embodied_rl.run_config import RunConfig
+from embodied_rl.training.loop import train
+from embodied_rl.training.metrics import read
+from embodied_rl.training.report import write_report
+
+PENDULUM = """
+simulator: {type: gymnasium, task: Pendulum-v1, max_episode_steps: 30, success_return: -100}
+policy: {type: gaussian_mlp, hidden_size: 16}
+algorithm: {type: ppo, decisions_per_iteration: 12, epochs: 2, minibatch_size: 16,
+            critic_warmup_iterations: 2, max_kl: null}
+rollout: {num_slots: 4, num_workers: 0}
+evaluation: {episodes: 4, every: 2, quick_episodes: 4, keep_best: false}
+checkpoint: {every: 1}
+logging: {video_episodes: 0}
+"""
+
+
+def pendulum(folder: Path, **options: Any) -> RunConfig:
+    file = folder / "pendulum.yaml"
+    file.write_text(PENDULUM)
+    given = {"runs_dir": folder / "runs", **options}
+    return load(RunConfig, file, [f"{key}={value}" for key, value in given.items()])
+
+
+def weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_file(config.directory / "policies" / "final" / "policy.safetensors")
+
+
+def test_three_and_three_iterations_equal_six(tmp_path: Path) -> None:
+    """Critic warm-up, optimiser, noise, plan and episodes in flight all continue."""
+    whole = pendulum(tmp_path, name="whole", iterations=6)
+    train(whole)
+    first = pendulum(tmp_path, name="parts", iterations=3)
+    train(first)
+    # What a killed run leaves: checkpoints, but no final policy.
+    for folder in (first.directory / "policies" / "final").iterdir():
+        folder.unlink()
+    (first.directory / "policies" / "final").rmdir()
+    rest = pendulum(tmp_path, name="parts", iterations=6)
+    (first.directory / "evaluation" / "final" / "protocol.json").unlink()
+    (first.directory / "evaluation" / "final" / "episodes.jsonl").unlink()
+    train(rest, resume=True)
+    a, b = weights(whole), weights(rest)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    rows = [r["values"] for r in read(rest.directory) if r["phase"] == "rl"]
+    assert [row["env_steps"] for row in rows] == [
+        r["values"]["env_steps"] for r in read(whole.directory) if r["phase"] == "rl"
+    ]
+
+
+def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    config = pendulum(tmp_path, iterations=2)
+    result = train(config)
+    folder = config.directory
+    assert load(RunConfig, folder / "config.yaml", []) == config
+    assert json.loads((folder / "result.json").read_text())["line"] == result.line
+    assert "Pendulum-v1: start" in result.line and "4 held-out initial states" in result.line
+    page = (folder / "report.html").read_text()
+    assert result.line.split(",")[0].split("→")[0].strip() in page
+    # Nothing is loaded from elsewhere; names of XML formats are no links.
+    assert not any(f"{place}http" in page for place in ('src="', 'href="', "url(", "@import "))
+    rows = (folder / "evaluation" / "final" / "episodes.jsonl").read_text().splitlines()
+    assert len(rows) == 4
+    first = next(e["values"] for e in read(folder) if e["phase"] == "rl")
+    shares = [first[f"percent_{name}"] for name in ("infer", "wait", "learn", "other")]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    checkpoints = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert checkpoints == ["step_000001", "step_000002"]
+
+
+def test_a_run_is_not_overwritten_or_resumed_with_other_options(tmp_path: Path) -> None:
+    train(pendulum(tmp_path, iterations=0))
+    with pytest.raises(ConfigError, match=r"already holds a run\. Add --resume"):
+        train(pendulum(tmp_path, iterations=0))
+    other = pendulum(tmp_path, iterations=0, **{"algorithm.clip": 0.3})
+    with pytest.raises(ConfigError, match=r"algorithm.clip: the run has 0.2, you gave 0.3"):
+        train(other, resume=True)
+
+
+def test_a_report_of_an_unfinished_run(tmp_path: Path) -> None:
+    config = pendulum(tmp_path, iterations=1)
+    train(config)
+    (config.directory / "result.json").unlink()
+    assert "not finished" in write_report(config.directory).read_text()
+    with pytest.raises(FileNotFoundError, match="not a run's folder"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    config = pendulum(tmp_path, iterations=400)
+    command = [sys.executable, "-m", "embodied_rl", "train", str(tmp_path / "pendulum.yaml")]
+    command += [f"runs_dir={tmp_path / 'runs'}"]
+    process = subprocess.Popen(
+        [*command, "iterations=400"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 90
+    while len(read(config.directory)) < 8 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+    if number == signal.SIGTERM:
+        assert "stopped as asked" in errors and "--resume" in errors
+    done = max(e["step"] for e in read(config.directory) if e["phase"] == "rl")
+    finished = subprocess.run(
+        [*command, f"iterations={done + 3}", "--resume", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["task"] == "Pendulum-v1"
+    steps = [e["step"] for e in read(config.directory) if e["phase"] == "rl"]
+    assert steps == list(range(1, done + 4))  # nothing twice, nothing missing
