@@ -127,7 +127,7 @@ class GymnasiumEnvironment:
                 f"{self.spec.task} has no state that can be saved and restored; only gymnasium's "
                 f"MuJoCo environments have. Start episodes from seeds (initial_state) instead"
             )
-        import mujoco  # type: ignore[import-untyped,unused-ignore]
+        import mujoco  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         return mujoco, base.model, base.data
 

@@ -123,7 +123,7 @@ def test_unexecuted_steps_have_no_gradient_when_masked(name: str) -> None:
     trace = policy.act(seen, torch.Generator().manual_seed(0), "explore").trace
     log_prob = policy.evaluate(seen, trace).log_prob
     mask = torch.zeros_like(log_prob, dtype=torch.bool)
-    torch.where(mask, log_prob, 0.0).sum().backward()
+    torch.autograd.backward(torch.where(mask, log_prob, 0.0).sum())
     assert all(p.grad is None or not p.grad.any() for p in policy.policy_parameters())
 
 
