@@ -15,7 +15,7 @@ from source_tree import PACKAGES, ROOT
 TOP_LEVEL = {
     *PACKAGES,
     *("configs", "tests", "README.md", "LICENSE", "pyproject.toml", "uv.lock"),
-    *(".ci", ".gitignore", ".python-version"),
+    *(".assets", ".ci", ".gitignore", ".python-version"),
 }
 LONGEST_FILE = 350
 """Lines that are not blank."""
