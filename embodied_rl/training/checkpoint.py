@@ -33,9 +33,9 @@ class CheckpointStore:
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             save_file(plain, folder / _TENSORS)
             digest = hashlib.sha256((folder / _TENSORS).read_bytes()).hexdigest()
-            write_json(folder / _STATE, {"sha256": digest, "step": step, "state": state})
-        for old in self._steps()[: -self._keep]:
-            shutil.rmtree(old)
+            content = {"sha256": digest, "state_sha256": _digest(state), "step": step}
+            write_json(folder / _STATE, {**content, "state": state})
+        self._drop_superseded(step)
         return path
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -46,6 +46,8 @@ class CheckpointStore:
                 content = (path / _TENSORS).read_bytes()
                 if hashlib.sha256(content).hexdigest() != data["sha256"]:
                     raise ValueError("its tensors do not match their checksum")
+                if _digest(data["state"]) != data["state_sha256"]:
+                    raise ValueError("its state does not match its checksum")
                 return load_file(path / _TENSORS), data["state"]
             except (OSError, ValueError, KeyError, SafetensorError) as error:
                 print(f"checkpoint {path} is damaged and skipped: {error}", file=sys.stderr)
@@ -55,8 +57,30 @@ class CheckpointStore:
         """Remove all checkpoints: the phase is over."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _drop_superseded(self, saved: int) -> None:
+        # What is newer than the step just saved was too damaged to resume from; counted among the
+        # newest, it would push out good checkpoints.
+        steps = self._steps()
+        good = [path for path in steps if _step_of(path) <= saved]
+        keep = set(good[-self._keep :])
+        for path in steps:
+            if path not in keep:
+                shutil.rmtree(path)
+        for pattern in (".step_*.unfinished", ".step_*.replaced"):
+            for leftover in self._directory.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
+
     def _steps(self) -> list[Path]:
-        return sorted(self._directory.glob("step_*"))
+        found = (p for p in self._directory.glob("step_*") if p.name[len("step_") :].isdecimal())
+        return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name[len("step_") :])
+
+
+def _digest(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
 def optimizer_to_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class MetricsLog:
             self._wandb = wandb.init(
                 project=logging.wandb_project,
                 name=run_name,
-                id=run_name,
+                id=_wandb_id(directory),
                 dir=str(directory),
                 mode=logging.wandb,
                 resume="allow",
@@ -54,7 +55,7 @@ class MetricsLog:
         if label is not None:
             entry["label"] = label
         entry["values"] = {
-            name: value if math.isfinite(value) else None for name, value in values.items()
+            name: float(value) if math.isfinite(value) else None for name, value in values.items()
         }
         self._file.write(_line(entry))
         self._file.flush()
@@ -89,12 +90,22 @@ def read(directory: Path) -> list[dict[str, Any]]:
     """All whole lines of a run's metrics."""
     path = directory / _FILE
     entries = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    # A killed process may have left half a line, cut within a character.
+    text = path.read_text(errors="replace") if path.exists() else ""
+    for line in text.splitlines():
         try:
             entries.append(json.loads(line))
         except json.JSONDecodeError:
             continue
     return entries
+
+
+def _wandb_id(directory: Path) -> str:
+    """An id of this run folder alone: other folders, and machines, have runs of the same name."""
+    path = directory / ".wandb_id"
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex[:12])
+    return path.read_text()
 
 
 def _line(entry: Mapping[str, Any]) -> str:

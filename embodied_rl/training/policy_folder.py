@@ -62,18 +62,23 @@ def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
     """Read a policy folder.
 
     Raises FileNotFoundError if it is none, and `DamagedPolicy` if weights are missing, superfluous,
-    of another shape, or changed on disk.
+    of another shape, or if any part was changed on disk.
     """
     if not (folder / _DESCRIPTION).is_file() or not (folder / _WEIGHTS).is_file():
         raise FileNotFoundError(
             f"{folder} is not a policy folder: it must hold {_DESCRIPTION} and {_WEIGHTS}. "
             f"A run keeps its policies under RUN/policies/."
         )
-    data = json.loads((folder / _DESCRIPTION).read_text())
+    data = _description(folder / _DESCRIPTION)
     digest = _digest(folder / _WEIGHTS)
     if digest != data["weights_sha256"]:
         raise DamagedPolicy(f"{folder / _WEIGHTS} was changed or cut off after it was saved")
     contract = Contract.from_json(data["contract"])
+    if contract.fingerprint != data["contract_fingerprint"]:
+        raise DamagedPolicy(
+            f"the contract in {folder / _DESCRIPTION} was changed after it was saved; the policy "
+            f"holds for the contract {data['contract_fingerprint']} alone"
+        )
     options: Any = catalogue.config_class("policy", data["policy"]["type"])
     config = options.model_validate(data["policy"])
     policy: Any = config.build(contract)
@@ -94,6 +99,18 @@ def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
     policy.load_state_dict(weights)
     policy.to(device)
     return LoadedPolicy(policy, config, contract, data["extra"], digest)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise DamagedPolicy(f"{path} cannot be read: {error}") from None
+    wanted = ("policy", "contract", "contract_fingerprint", "weights_sha256", "extra")
+    missing = [name for name in wanted if name not in data]
+    if missing:
+        raise DamagedPolicy(f"{path} lacks {', '.join(missing)}")
+    return data
 
 
 def _digest(path: Path) -> str:

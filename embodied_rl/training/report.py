@@ -28,6 +28,9 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
     ("rl", "percent_wait", "share of time waiting for simulation, %"),
 )
 
+_SHARES = ("success_rate", "success_once")
+"""Curves drawn from 0 to 1, so that a flat one looks flat."""
+
 _STYLE = """
 :root { color-scheme: light dark;
   --ink: #1c2430; --page: #fbfbf9; --line: #d8dad5; --good: #1f6f5c }
@@ -37,7 +40,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 62rem; margin: 0 auto; padding: 2rem 1rem }
 h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2.5rem }
 .result { font-size: 1.9rem; line-height: 1.3; color: var(--good); font-weight: 600 }
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1.2rem }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)); gap: 1.2rem }
 figure { margin: 0 } figcaption { font-size: .9rem } svg, video { width: 100%; height: auto }
 svg text { fill: var(--ink) }
 pre { overflow-x: auto; border: 1px solid var(--line); padding: 1rem; font-size: .85rem }
@@ -54,9 +57,11 @@ def write_report(run: Path) -> Path:
         f"<h1>{html.escape(run.name)}</h1>",
         f'<p class="result">{html.escape(_headline(result, entries))}</p>',
         f"<p>{html.escape(_cost(result))}</p>" if result else "",
+        f"<p>{html.escape(_remarks(entries))}</p>",
         "<h2>Curves</h2>",
         f'<div class="curves">{"".join(_figures(entries))}</div>',
         _videos(run),
+        f"<h2>Versions</h2><p>{html.escape(_versions(run))}</p>",
         "<h2>Configuration</h2>",
         f"<pre>{html.escape((run / 'config.yaml').read_text())}</pre>",
     ]
@@ -72,7 +77,7 @@ def write_report(run: Path) -> Path:
 
 
 def _headline(result: dict[str, Any], entries: Sequence[dict[str, Any]]) -> str:
-    if result:
+    if "line" in result:
         return str(result["line"])
     phases = [entry["phase"] for entry in entries]
     return f"not finished; last phase: {phases[-1] if phases else 'none yet'}"
@@ -83,6 +88,33 @@ def _cost(result: dict[str, Any]) -> str:
         f"{result.get('env_steps', 0):,} control steps of reinforcement learning, "
         f"{result.get('wall_s', 0):.0f} s of wall time, seed {result.get('seed', '?')}"
     )
+
+
+def _remarks(entries: Sequence[dict[str, Any]]) -> str:
+    """What a curve of one point or of four shares would not show well."""
+    latest: dict[str, float] = {}
+    for entry in entries:
+        latest |= {n: v for n, v in entry["values"].items() if v is not None}
+    remarks = []
+    if "open_loop_error" in latest:
+        remarks.append(f"Open-loop action error after imitation: {latest['open_loop_error']:.3g}.")
+    shares = [
+        f"{name} {latest[f'percent_{name}']:.0f} %"
+        for name in ("infer", "wait", "learn", "other")
+        if f"percent_{name}" in latest
+    ]
+    if shares:
+        remarks.append(f"Time of the last iteration: {', '.join(shares)}.")
+    return " ".join(remarks)
+
+
+def _versions(run: Path) -> str:
+    """Of the packages that wrote the run's newest policy."""
+    for name in ("final", "start"):
+        found = _read_json(run / "policies" / name / "policy.json").get("versions")
+        if found:
+            return ", ".join(f"{package} {version}" for package, version in found.items())
+    return "no policy is saved yet"
 
 
 def _figures(entries: Sequence[dict[str, Any]]) -> list[str]:
@@ -97,14 +129,12 @@ def _figures(entries: Sequence[dict[str, Any]]) -> list[str]:
         ]
         if len(points) > 1:
             label = "step" if phase == "imitation" else "iteration"
-            figures.append(
-                f"<figure>{_svg(points, label)}<figcaption>{html.escape(title)}</figcaption>"
-                f"</figure>"
-            )
+            curve = _svg(points, label, name in _SHARES)
+            figures.append(f"<figure>{curve}<figcaption>{html.escape(title)}</figcaption></figure>")
     return figures
 
 
-def _svg(points: Sequence[tuple[int, float]], label: str) -> str:
+def _svg(points: Sequence[tuple[int, float]], label: str, is_share: bool) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -113,6 +143,8 @@ def _svg(points: Sequence[tuple[int, float]], label: str) -> str:
     axes = figure.add_subplot()
     axes.plot([x for x, _ in points], [y for _, y in points], color="#2f8f79", linewidth=1.6)
     axes.set_xlabel(label)
+    if is_share:
+        axes.set_ylim(-0.02, 1.02)
     axes.grid(alpha=0.25)
     axes.patch.set_alpha(0.0)
     axes.tick_params(colors="#808890")

@@ -11,7 +11,7 @@ from embodied_rl.config import ConfigError, load, save
 from embodied_rl.files import write_json
 from embodied_rl.run_config import RunConfig
 from embodied_rl.training.checkpoint import CheckpointStore
-from embodied_rl.training.metrics import MetricsLog
+from embodied_rl.training.metrics import MetricsLog, read
 
 _FREE = (
     "iterations",
@@ -35,14 +35,20 @@ class Run:
             if not resume:
                 raise ConfigError(
                     f"{self.directory} already holds a run. Add --resume to go on with it, or "
-                    f"choose another name with name=OTHER"
+                    f"choose another name with name=OTHER. {_reached(self.directory)}"
                 )
             _require_same(load(RunConfig, stored, []), config, self.directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.directory)
-        save(config, stored)
-        options = config.model_dump(mode="json")
-        self.metrics = MetricsLog(self.directory, config.logging, config.name, options)
+        try:
+            unfinished = self.directory / ".config.yaml.unfinished"
+            save(config, unfinished)
+            unfinished.replace(stored)
+            options = config.model_dump(mode="json")
+            self.metrics = MetricsLog(self.directory, config.logging, config.name, options)
+        except BaseException:
+            self._lock.close()
+            raise
         self.checkpoints = CheckpointStore(self.directory / "checkpoints", config.checkpoint.keep)
 
     def policy_folder(self, name: str) -> Path:
@@ -75,6 +81,15 @@ def _lock(directory: Path) -> IO[str]:
         handle.close()
         raise ConfigError(f"another process is working on {directory}") from None
     return handle
+
+
+def _reached(directory: Path) -> str:
+    if (directory / "result.json").exists():
+        return "It is finished."
+    entries = read(directory)
+    if not entries:
+        return "It has not logged anything yet."
+    return f"It reached phase {entries[-1]['phase']}, step {entries[-1]['step']}."
 
 
 def _require_same(stored: RunConfig, given: RunConfig, directory: Path) -> None:

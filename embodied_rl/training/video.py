@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,26 @@ if TYPE_CHECKING:
 
 
 def write_video(path: Path, frames: Sequence[ByteArray], frames_per_s: float) -> None:
-    """Write uint8 [height, width, 3] frames as an H.264 MP4 that browsers play."""
+    """Write uint8 [height, width, 3] frames as an H.264 MP4 that browsers play.
+
+    Odd sizes are padded by one black pixel. Raises ValueError if there are no frames.
+    """
     import av
 
+    if not frames:
+        raise ValueError(f"{path} would have no frames")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.unfinished")
-    height, width = (size - size % 2 for size in frames[0].shape[:2])  # H.264 wants even sizes.
+    height, width = frames[0].shape[:2]
+    padding = ((0, height % 2), (0, width % 2), (0, 0))  # H.264 wants even sizes.
+    rate = Fraction(frames_per_s).limit_denominator(1000)
     with av.open(str(temporary), "w", format="mp4") as container:
-        stream: Any = container.add_stream("h264", rate=round(frames_per_s))
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream: Any = container.add_stream("h264", rate=rate)
+        stream.width, stream.height = width + width % 2, height + height % 2
+        stream.pix_fmt = "yuv420p"
         for frame in frames:
             picture = av.VideoFrame.from_ndarray(
-                np.ascontiguousarray(frame[:height, :width]), format="rgb24"
+                np.ascontiguousarray(np.pad(frame, padding)), format="rgb24"
             )
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
