@@ -30,6 +30,8 @@ def write_json(path: Path, data: Any) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that takes the name `path`, replacing what is there, if all goes well."""
     temporary = path.with_name(f".{path.name}.unfinished")
+    if path.parent.exists():
+        recover(path.parent)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -47,6 +49,16 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary.rename(path)
     _flush(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def recover(directory: Path) -> None:
+    """Put back folders that a process was replacing by `new_folder` when it was killed."""
+    for replaced in directory.glob(".*.replaced"):
+        path = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+        if path.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(path)
 
 
 def _flush(path: Path) -> None:

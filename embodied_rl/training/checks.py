@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any, Literal
 
 from embodied_rl.contracts import Policy, Simulator
@@ -24,6 +27,8 @@ def measure(
     )
     simulator_options = run.config.simulator.model_dump(mode="json")
     header = protocol(loaded.fingerprint, simulator_options, plan, run.config.seed)
+    output = run.directory / "evaluation" / name
+    _drop_rows_of_another_policy(output, loaded.fingerprint)
     with ProgressLine(f"evaluate {name}", len(plan)) as progress:
 
         def show(done: int, successes: int) -> None:
@@ -36,13 +41,21 @@ def measure(
             run.config.rollout.halves,
             run.config.seed,
             device,
-            run.directory / "evaluation" / name,
+            output,
             header,
             show,
         )
         progress.say(f"{spec.task}, {name} policy: {summary.in_words}, {len(plan)} states")
+    run.metrics.forget("evaluation", name)
     _log(run, summary, 0 if name == "start" else run.config.iterations, name)
     return summary
+
+
+def _drop_rows_of_another_policy(output: Path, fingerprint: str) -> None:
+    """A run that was resumed with more iterations ends with another policy than it did before."""
+    stored = output / "protocol.json"
+    if stored.exists() and json.loads(stored.read_text()).get("policy") != fingerprint:
+        shutil.rmtree(output)
 
 
 def quick_check(

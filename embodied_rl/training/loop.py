@@ -5,6 +5,7 @@ Every phase leaves its result in the run folder, so a run that was killed goes o
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,6 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
             after = measure(run, simulator, "final", device)
         finally:
             simulator.close()
-        film(run, "start")
-        film(run, "final")
         return _finish(run, before, after, env_steps, time.monotonic() - began)
 
 
@@ -60,7 +59,6 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
             before = measure(run, simulator, "start", device)
         finally:
             simulator.close()
-        film(run, "start")
         return _finish(run, before, None, 0, time.monotonic() - began)
 
 
@@ -96,7 +94,15 @@ def _finish(
         "after": after.to_json() if after else None,
         "env_steps": env_steps,
         "wall_s": round(wall_s, 1),
+        "resumed": run.resumed,
     }
     run.result(summary)
+    # The result is safe by now: a film that fails must not cost it.
+    try:
+        film(run, "start")
+        if after:
+            film(run, "final")
+    except Exception as error:
+        print(f"no videos: {error}", file=sys.stderr)
     write_report(run.directory)
     return TrainResult(line, summary)

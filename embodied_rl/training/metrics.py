@@ -6,7 +6,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,17 @@ class MetricsLog:
 
     def truncate_after(self, phase: str, step: int) -> None:
         """Forget what a phase logged after a step: a resumed run will log it again."""
+        self._keep(lambda entry: entry["phase"] != phase or entry["step"] <= step)
+
+    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         self._file.close()
-        kept = [
-            entry
-            for entry in read(self._path.parent)
-            if entry["phase"] != phase or entry["step"] <= step
-        ]
+        kept = [entry for entry in read(self._path.parent) if wanted(entry)]
         write_text(self._path, "".join(_line(entry) for entry in kept))
         self._file = self._path.open("a")
+
+    def forget(self, phase: str, label: str) -> None:
+        """Drop what a phase logged under a label: it will be logged again."""
+        self._keep(lambda entry: (entry["phase"], entry.get("label")) != (phase, label))
 
     def close(self) -> None:
         """Flush and end everything."""

@@ -127,6 +127,7 @@ class Reinforcement:
         """Continue from the newest good checkpoint; false if there is none."""
         found = self.run.checkpoints.latest()
         if found is None:
+            self._forget_later_metrics()
             return False
         tensors, state = found
         self.policy.load_state_dict(under(tensors, "policy"))
@@ -136,8 +137,13 @@ class Reinforcement:
         self.generator.set_state(tensors["generator"])
         self.collector.load_state_dict(under(tensors, "collector"), state["collector"])
         self.position = Position(**state["position"])
-        self.run.metrics.truncate_after("rl", self.position.iteration)
+        self._forget_later_metrics()
         return True
+
+    def _forget_later_metrics(self) -> None:
+        """What was logged after the checkpoint will be done, and logged, again."""
+        for phase in ("rl", "evaluation"):
+            self.run.metrics.truncate_after(phase, self.position.iteration)
 
 
 def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop: StopSignal) -> int:
@@ -148,8 +154,8 @@ def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop:
     env_steps = phase.train(stop)
     if run.config.evaluation.keep_best and best.exists():
         policy = load_policy(best, device).policy
-    if not final.exists():
-        save_policy(policy, run.config.policy, final, extra_of(run))
+    # Also when there is one: the run may have been resumed with more iterations.
+    save_policy(policy, run.config.policy, final, extra_of(run))
     return env_steps
 
 

@@ -84,9 +84,10 @@ def _headline(result: dict[str, Any], entries: Sequence[dict[str, Any]]) -> str:
 
 
 def _cost(result: dict[str, Any]) -> str:
+    since = " since it was last resumed" if result.get("resumed") else ""
     return (
         f"{result.get('env_steps', 0):,} control steps of reinforcement learning, "
-        f"{result.get('wall_s', 0):.0f} s of wall time, seed {result.get('seed', '?')}"
+        f"{result.get('wall_s', 0):.0f} s of wall time{since}, seed {result.get('seed', '?')}"
     )
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from embodied_rl.config import ConfigError, load, save
-from embodied_rl.files import write_json
+from embodied_rl.files import recover, write_json
 from embodied_rl.run_config import RunConfig
 from embodied_rl.training.checkpoint import CheckpointStore
 from embodied_rl.training.metrics import MetricsLog, read
@@ -31,6 +31,7 @@ class Run:
     def __init__(self, config: RunConfig, resume: bool = False) -> None:
         self.config, self.directory = config, config.directory
         stored = self.directory / "config.yaml"
+        self.resumed = stored.exists()
         if stored.exists():
             if not resume:
                 raise ConfigError(
@@ -41,6 +42,7 @@ class Run:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.directory)
         try:
+            recover(self.directory / "policies")
             unfinished = self.directory / ".config.yaml.unfinished"
             save(config, unfinished)
             unfinished.replace(stored)

@@ -95,7 +95,7 @@ def test_a_failed_save_leaves_the_last_one(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".step_000001.unfinished").mkdir()
-    (tmp_path / ".step_000001.replaced").mkdir()
+    (tmp_path / ".step_000002.replaced").mkdir()
     store(tmp_path, 2)
     assert names(tmp_path) == ["step_000002"]
 

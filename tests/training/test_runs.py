@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from embodied_rl.config import ConfigError, load
+from embodied_rl.files import new_folder, recover
 from embodied_rl.run_config import RunConfig
 from embodied_rl.training.loop import train
 from embodied_rl.training.metrics import read
@@ -44,22 +46,24 @@ def weights(config: RunConfig) -> dict[str, torch.Tensor]:
     return load_file(config.directory / "policies" / "final" / "policy.safetensors")
 
 
+def _evaluations(config: RunConfig) -> list[tuple[str, int]]:
+    found = [e for e in read(config.directory) if e["phase"] == "evaluation"]
+    return sorted((e["label"], e["step"]) for e in found)
+
+
 def test_three_and_three_iterations_equal_six(tmp_path: Path) -> None:
     """Critic warm-up, optimiser, noise, plan and episodes in flight all continue."""
     whole = pendulum(tmp_path, name="whole", iterations=6)
-    train(whole)
+    result = train(whole)
     first = pendulum(tmp_path, name="parts", iterations=3)
     train(first)
-    # What a killed run leaves: checkpoints, but no final policy.
-    for folder in (first.directory / "policies" / "final").iterdir():
-        folder.unlink()
-    (first.directory / "policies" / "final").rmdir()
     rest = pendulum(tmp_path, name="parts", iterations=6)
-    (first.directory / "evaluation" / "final" / "protocol.json").unlink()
-    (first.directory / "evaluation" / "final" / "episodes.jsonl").unlink()
-    train(rest, resume=True)
+    extended = train(rest, resume=True)
     a, b = weights(whole), weights(rest)
     assert all(torch.equal(a[name], b[name]) for name in a)
+    # The result is the new policy's, and nothing is logged twice.
+    assert extended.summary["after"]["mean_return"] == result.summary["after"]["mean_return"]
+    assert _evaluations(rest) == _evaluations(whole)
     rows = [r["values"] for r in read(rest.directory) if r["phase"] == "rl"]
     assert [row["env_steps"] for row in rows] == [
         r["values"]["env_steps"] for r in read(whole.directory) if r["phase"] == "rl"
@@ -93,6 +97,41 @@ def test_a_run_is_not_overwritten_or_resumed_with_other_options(tmp_path: Path) 
     other = pendulum(tmp_path, iterations=0, **{"algorithm.clip": 0.3})
     with pytest.raises(ConfigError, match=r"algorithm.clip: the run has 0.2, you gave 0.3"):
         train(other, resume=True)
+
+
+def test_metrics_before_the_first_checkpoint_are_not_repeated(tmp_path: Path) -> None:
+    config = pendulum(tmp_path, iterations=2, **{"checkpoint.every": 100})
+    train(config)
+    for step in (config.directory / "checkpoints").iterdir():
+        shutil.rmtree(step)
+    train(config, resume=True)
+    assert [e["step"] for e in read(config.directory) if e["phase"] == "rl"] == [1, 2]
+    assert _evaluations(config) == [("final", 2), ("quick", 2), ("start", 0)]
+
+
+def test_a_film_that_fails_does_not_cost_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the camera is off")
+
+    monkeypatch.setattr("embodied_rl.training.checks.film_episodes", broken)
+    config = pendulum(tmp_path, iterations=0, **{"logging.video_episodes": 1})
+    train(config)
+    assert "no videos: the camera is off" in capsys.readouterr().err
+    assert (config.directory / "result.json").exists()
+    assert (config.directory / "report.html").exists()
+
+
+def test_a_folder_whose_replacement_was_killed_comes_back(tmp_path: Path) -> None:
+    (tmp_path / ".best.replaced").mkdir()
+    (tmp_path / ".best.replaced" / "old").touch()
+    recover(tmp_path)
+    assert [p.name for p in (tmp_path / "best").iterdir()] == ["old"]
+    with new_folder(tmp_path / "best") as unfinished:
+        (unfinished / "new").touch()
+    assert [p.name for p in tmp_path.iterdir()] == ["best"]
+    assert [p.name for p in (tmp_path / "best").iterdir()] == ["new"]
 
 
 def test_a_report_of_an_unfinished_run(tmp_path: Path) -> None:
