@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from embodied_rl.contracts import (
 )
 from simulators import maniskill_visuals as visuals
 from simulators.maniskill_fast import CONTROL_MODES, TASKS, FastStepper
+from simulators.maniskill_stock import Stepper, StockStepper
 from simulators.maniskill_tasks import PANDA_TASKS, instruction_for, require_task
 
 if TYPE_CHECKING:
@@ -32,26 +33,6 @@ if TYPE_CHECKING:
     from simulators.config import ManiSkillConfig
 
 _GRIPPER_MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos", "pd_joint_delta_pos")
-
-
-class Stepper(Protocol):
-    """How one control step is run and read; the direct way or ManiSkill's."""
-
-    def bind(self) -> None: ...
-
-    def step(self, action: FloatArray) -> bool: ...
-
-    def state(self, privileged: bool) -> FloatArray: ...
-
-    def forget(self) -> None: ...
-
-    def tcp_pose(self) -> tuple[Any, Any]: ...
-
-    def pose_of(self, name: str) -> tuple[Any, Any]: ...
-
-    def gripper_opening(self) -> float: ...
-
-    def is_grasped(self, name: str) -> bool: ...
 
 
 def make(config: ManiSkillConfig) -> ManiSkillEnvironment:
@@ -209,21 +190,24 @@ class ManiSkillEnvironment:
 
     def snapshot(self) -> dict[str, FloatArray]:
         """Poses and velocities of everything that moves, and the elapsed steps."""
-        flat: dict[str, FloatArray] = {}
-        for kind, group in self.base.get_state_dict().items():
-            for name, value in group.items():
-                flat[f"{kind}/{name}"] = value[0].cpu().numpy().astype(np.float32).copy()
+        flat = {
+            name: value[0].cpu().numpy().astype(np.float32).copy()
+            for name, value in _flat(self.base.get_state_dict()).items()
+        }
         flat["elapsed_steps"] = np.array([self._elapsed], dtype=np.float32)
         return flat
 
     def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
         """Put the scene into a state that `snapshot` gave."""
-        nested: dict[str, dict[str, Any]] = {}
+        nested: dict[str, Any] = {}
         for key, value in snapshot.items():
-            kind, slash, name = key.partition("/")
-            if slash:
-                nested.setdefault(kind, {})[name] = self._torch.from_numpy(value.copy())[None]
-        have = {f"{k}/{n}" for k, group in self.base.get_state_dict().items() for n in group}
+            *parents, name = key.split("/")
+            node = nested
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            if parents:
+                node[name] = self._torch.from_numpy(value.copy())[None]
+        have = set(_flat(self.base.get_state_dict()))
         given = {key for key in snapshot if "/" in key}
         if have != given:
             raise ValueError(
@@ -232,6 +216,8 @@ class ManiSkillEnvironment:
                 f"too much"
             )
         self.base.set_state_dict(nested)
+        if "controller" in nested:
+            self.base.agent.set_controller_state(nested["controller"])
         self._elapsed = int(snapshot["elapsed_steps"][0])
         self._stepper.forget()
 
@@ -255,59 +241,6 @@ class ManiSkillEnvironment:
         tensor = self._torch.from_numpy(np.asarray(action, dtype=np.float32))[None]
         reward = self.base.compute_normalized_dense_reward(obs=None, action=tensor, info=info)
         return float(reward[0])
-
-
-class StockStepper:
-    """Runs a scene through ManiSkill's own step; any task."""
-
-    def __init__(self, base: Any, get_obs: Any) -> None:
-        import torch
-
-        self._torch, self._base, self._get_obs = torch, base, get_obs
-
-    def bind(self) -> None:
-        """Nothing is kept of the scene."""
-
-    def forget(self) -> None:
-        """Nothing is kept of the scene."""
-
-    def step(self, action: FloatArray) -> bool:
-        """One control step; whether the task's success condition holds."""
-        tensor = self._torch.from_numpy(np.asarray(action, dtype=np.float32))[None]
-        info = self._base.step(tensor)[4]
-        return bool(info["success"][0]) if "success" in info else False
-
-    def state(self, privileged: bool) -> FloatArray:
-        """ManiSkill's flat state, or in rgb mode what a robot can measure."""
-        from mani_skill.utils import common
-
-        base = self._base
-        info = base.get_info()
-        if privileged:
-            flat = self._get_obs(info)
-        else:
-            measured = {"agent": base._get_obs_agent(), "extra": base._get_obs_extra(info)}
-            flat = common.flatten_state_dict(measured, use_torch=True)
-        state: FloatArray = flat[0].cpu().numpy().astype(np.float32)
-        return state
-
-    def tcp_pose(self) -> tuple[Any, Any]:
-        """Position and quaternion of the point between the fingertips."""
-        pose = self._base.agent.tcp.pose
-        return pose.p[0].numpy(), pose.q[0].numpy()
-
-    def pose_of(self, name: str) -> tuple[Any, Any]:
-        """Position and quaternion of an actor, by the task's attribute."""
-        pose = getattr(self._base, name).pose
-        return pose.p[0].numpy(), pose.q[0].numpy()
-
-    def gripper_opening(self) -> float:
-        """How far one finger is from the closed position, in metres."""
-        return float(self._base.agent.robot.get_qpos()[0, -1])
-
-    def is_grasped(self, name: str) -> bool:
-        """Whether both fingers hold the actor."""
-        return bool(self._base.agent.is_grasping(getattr(self._base, name))[0])
 
 
 def _require_supported(config: ManiSkillConfig, task: Any, robot: str | None) -> None:
@@ -372,6 +305,17 @@ def _row(bank: Mapping[str, FloatArray], row: int, path: Path | None) -> dict[st
     if not 0 <= row < count:
         raise IndexError(f"{path} holds {count} initial states, 0 to {count - 1}; got {row}")
     return {name: values[row] for name, values in bank.items()}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dictionaries under their joined names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}/")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def _num_rows(bank: Mapping[str, FloatArray]) -> int:

@@ -27,14 +27,14 @@ _GRASP_COSINE = math.cos(math.radians(85))
 
 
 class FastStepper:
-    """Drives one Panda scene. `bind` must be called after ManiSkill has rebuilt the scene."""
+    """Drives one Panda scene, which ManiSkill must not rebuild afterwards."""
 
     def __init__(self, base: Any, task: str, control_mode: str) -> None:
         self._base, self._task, self._control_mode = base, TASKS[task], control_mode
-        self.bind()
+        self._bind()
 
-    def bind(self) -> None:
-        """Look up the simulation objects of the present scene."""
+    def _bind(self) -> None:
+        """Look up the simulation objects of the scene."""
         base = self._base
         self._physics = base.scene.px
         self._robot = base.agent.robot._objs[0]

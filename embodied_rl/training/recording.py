@@ -100,6 +100,9 @@ class _Recorder:
         self._low = np.asarray(spec.contract.action_low, dtype=np.float32)
         self._high = np.asarray(spec.contract.action_high, dtype=np.float32)
         self._noise = action_noise * (self._high - self._low)
+        if spec.contract.gripper != "none":
+            # The gripper, the last dimension, opens or closes: noise would only drop things.
+            self._noise[-1] = 0.0
         self.attempts = 0
         self.recorded: list[Episode] = []
 
@@ -132,8 +135,6 @@ class _Recorder:
             seen = self._environment.observe()
             clean = np.clip(self._expert(), self._low, self._high)
             noise = self._random.standard_normal(clean.shape).astype(np.float32) * self._noise
-            # The gripper, the last dimension, opens or closes: noise would only drop things.
-            noise[-1] = 0.0
             outcome = self._environment.step(np.clip(clean + noise, self._low, self._high))
             frames.append((seen, clean, outcome))
             if outcome.success or outcome.terminated or outcome.truncated:

@@ -153,6 +153,24 @@ def test_snapshots_and_banks_of_initial_states(tmp_path: Path) -> None:
     banked.close()
 
 
+def test_snapshots_hold_the_target_of_target_controllers() -> None:
+    environment = make(ManiSkillConfig(control_mode="pd_ee_target_delta_pose"))
+    start(environment, 0)
+    actions = random_actions(environment, 6)
+    for action in actions[:3]:
+        environment.step(action)
+    saved = environment.snapshot()
+    targets = [name for name in saved if name.startswith("controller/")]
+    assert targets
+    for action in actions[3:]:
+        environment.step(action)
+    assert any(not np.array_equal(environment.snapshot()[t], saved[t]) for t in targets)
+    environment.restore(saved)
+    for name, value in environment.snapshot().items():
+        assert np.allclose(value, saved[name], atol=1e-6), name
+    environment.close()
+
+
 def test_instructions() -> None:
     environment = make(ManiSkillConfig())
     assert environment.instruction == "pick up the red cube and move it to the green goal"
