@@ -121,7 +121,8 @@ class RunConfig(Config):
     iterations: int = Field(100, ge=0)
     """Reinforcement-learning iterations: collect, then update."""
     initial_policy: Path | None = None
-    """A policy folder to start from; demonstrations and imitation are then skipped."""
+    """A policy folder whose weights to start from, with the options under `policy`, which they must
+    fit. Demonstrations and imitation are then skipped."""
     demonstrations: DemonstrationsConfig | None = None
     """Leave out, together with `imitation`, to learn from scratch."""
     imitation: ImitationConfig | None = None

@@ -58,8 +58,9 @@ def save_policy(
         )
 
 
-def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
-    """Read a policy folder.
+def load_policy(folder: Path, device: str = "cpu", options: Config | None = None) -> LoadedPolicy:
+    """Read a policy folder. `options` replace the stored ones, as far as the weights fit them: the
+    way to change how actions are drawn, such as the noise level, of a trained policy.
 
     Raises FileNotFoundError if it is none, and `DamagedPolicy` if weights are missing, superfluous,
     of another shape, or if any part was changed on disk.
@@ -79,8 +80,11 @@ def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
             f"the contract in {folder / _DESCRIPTION} was changed after it was saved; the policy "
             f"holds for the contract {data['contract_fingerprint']} alone"
         )
-    options: Any = catalogue.config_class("policy", data["policy"]["type"])
-    config = options.model_validate(data["policy"])
+    if options is None:
+        kind: Any = catalogue.config_class("policy", data["policy"]["type"])
+        config: Any = kind.model_validate(data["policy"])
+    else:
+        config = options
     policy: Any = config.build(contract)
     try:
         weights = load_file(folder / _WEIGHTS)
@@ -95,10 +99,16 @@ def load_policy(folder: Path, device: str = "cpu") -> LoadedPolicy:
         if name in weights and weights[name].shape != wanted[name].shape
     ]
     if problems:
-        raise DamagedPolicy(f"{folder} does not fit its own options: {'; '.join(problems)}")
+        whose = "its own options" if options is None else f"these options ({_words(config)})"
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise DamagedPolicy(f"{folder} does not fit {whose}: {'; '.join(problems[:5])}{more}")
     policy.load_state_dict(weights)
     policy.to(device)
     return LoadedPolicy(policy, config, contract, data["extra"], digest)
+
+
+def _words(config: Config) -> str:
+    return ", ".join(f"{name}={value}" for name, value in config.model_dump().items())
 
 
 def _description(path: Path) -> dict[str, Any]:

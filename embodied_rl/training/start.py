@@ -42,7 +42,7 @@ def extra_of(run: Run) -> dict[str, Any]:
 def _make(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal) -> Policy:
     config = run.config
     if config.initial_policy:
-        loaded = load_policy(config.initial_policy, device)
+        loaded = load_policy(config.initial_policy, device, config.policy)
         loaded.contract.require_equal(
             spec.contract, f"the policy {config.initial_policy}", "the simulator"
         )

@@ -21,6 +21,7 @@ from embodied_rl.files import new_folder, recover
 from embodied_rl.run_config import RunConfig
 from embodied_rl.training.loop import train
 from embodied_rl.training.metrics import read
+from embodied_rl.training.policy_folder import DamagedPolicy, load_policy
 from embodied_rl.training.report import write_report
 
 PENDULUM = """
@@ -97,6 +98,22 @@ def test_a_run_is_not_overwritten_or_resumed_with_other_options(tmp_path: Path) 
     other = pendulum(tmp_path, iterations=0, **{"algorithm.clip": 0.3})
     with pytest.raises(ConfigError, match=r"algorithm.clip: the run has 0.2, you gave 0.3"):
         train(other, resume=True)
+
+
+def test_starting_from_weights_takes_the_options_of_the_run(tmp_path: Path) -> None:
+    """How actions are drawn may differ from the earlier run; the network may not."""
+    flow = {"policy": "{type: flow_mlp, hidden_size: 16, chunk: 2}", "iterations": 0}
+    first = pendulum(tmp_path, name="first", **flow)
+    train(first)
+    start = {**flow, "initial_policy": first.directory / "policies" / "final"}
+    second = pendulum(tmp_path, name="second", **start, **{"policy.noise_level": 0.25})
+    train(second)
+    assert load_policy(second.directory / "policies" / "final").config == second.policy
+    a, b = weights(first), weights(second)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    wide = pendulum(tmp_path, name="third", **start, **{"policy.hidden_size": 32})
+    with pytest.raises(DamagedPolicy, match=r"does not fit these options .*hidden_size=32"):
+        train(wide)
 
 
 def test_metrics_before_the_first_checkpoint_are_not_repeated(tmp_path: Path) -> None:
