@@ -1,6 +1,6 @@
 """Our PPO and Stable-Baselines3's, same hyperparameters, side by side on HalfCheetah-v5.
 
-python tests/benchmarks/ppo_against_sb3.py --steps 200000 --seeds 3
+python tests/benchmarks/ppo_against_sb3.py --steps 200000 --seeds 0 1 2
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def main() -> None:
     """Run both and print the mean return of consecutive tenths of training."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--steps", type=int, default=200_000)
-    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     given = arguments.parse_args()
     torch.set_num_threads(1)
     curves: dict[str, list[list[float]]] = {"ours": [], "stable-baselines3": []}
-    for seed in range(given.seeds):
+    for seed in given.seeds:
         for name, run in (("ours", ours), ("stable-baselines3", theirs)):
             began = time.monotonic()
             parts = np.array_split(run(given.steps, seed), 10)
