@@ -21,12 +21,34 @@ class FlowConfig(Config):
     """H: control steps planned and executed per decision."""
     denoise_steps: int = Field(4, ge=2)
     """K: Euler steps from noise to actions."""
+    exploration: Literal["flow_sde", "flow_noise"] = "flow_sde"
+    """Where randomness comes from: fixed noise that keeps the marginals, or a learned noise in
+    every step (piRL, arXiv:2510.25889)."""
     noise_level: float = Field(0.5, gt=0.0, le=2.0)
     """a of Flow-SDE: scale of the exploration noise (piRL, equation for sigma_t)."""
     stochastic_steps: Literal["one", "all"] = "one"
-    """Denoising steps that draw noise: one per decision, chosen per environment, or all."""
+    """Flow-SDE's steps that draw noise: one per decision, chosen per environment, or all."""
     skip_last_step: bool = True
-    """Never make the last denoising step stochastic: its noise would stay in the action."""
+    """Never make Flow-SDE's last denoising step stochastic: its noise would stay in the action."""
+    noise_std: tuple[float, float] = (0.08, 0.16)
+    """Bounds of Flow-Noise's learned deviation, in deviations of the demonstrated actions."""
+    chain_log_prob: Literal["sum", "mean"] = "sum"
+    """Flow-Noise's log-probability of a chain: the exact sum over its steps, or the mean over
+    K + 1 terms that piRL's public code takes, which tempers the ratio."""
+    final_noise: float = Field(1.0, gt=0.0, le=1.0)
+    """Share of the exploration noise that is left at the end of training; it falls linearly."""
+
+    @model_validator(mode="after")
+    def _exploration_fits(self) -> Self:
+        low, high = self.noise_std
+        if not 0.0 < low < high:
+            raise ValueError(
+                f"noise_std={list(self.noise_std)} must be two rising positive numbers, such as "
+                f"[0.08, 0.16]"
+            )
+        if self.chain_log_prob == "mean" and self.exploration != "flow_noise":
+            raise ValueError("chain_log_prob=mean belongs to exploration=flow_noise")
+        return self
 
 
 class FlowMLPConfig(FlowConfig):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from embodied_rl.contracts import Contract, Decision, Evaluation
 from embodied_rl.maths import flow
-from embodied_rl.maths.randomness import standard_normal, uniform_integers
+from embodied_rl.maths.randomness import standard_normal
+from policies.flow_transitions import FlowNoise, FlowSDE
 from policies.layers import Normaliser, fit_state
 
 if TYPE_CHECKING:
@@ -23,30 +24,40 @@ a dimension that hardly moves in the demonstrations would shrink to nothing and 
 explored, and its tiny motions would be blown up to the size of real ones."""
 
 
-type Velocity[P] = Callable[[P, Tensor, Tensor], Tensor]
-"""Velocity [B, H, A] in normalised action space from a prefix, x_t [B, H, A] and time [B]. The
-prefix is what was made of the observation, once, for all denoising steps."""
+type Velocity[P] = Callable[[P, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Velocity [B, H, A] in normalised action space, and the features [B, H, F] that it was read from,
+of a prefix, x_t [B, H, A] and time [B]. The prefix is what was made of the observation, once, for
+all denoising steps."""
 
 
 class FlowHead(nn.Module):
     """Noise in, actions out, with the log-probability of what was random on the way.
 
-    With `stochastic_steps="one"`, each environment draws which denoising step is random; the others
-    follow the ODE. The log-probability is the exact one of the random steps given where they began.
+    The log-probability is the exact joint one of the random steps given where each began: the sum
+    over them. With `chain_log_prob="mean"` it is divided by K + 1, which tempers the ratio.
     """
 
     low: Tensor
     high: Tensor
 
-    def __init__(self, config: FlowConfig, contract: Contract) -> None:
+    def __init__(self, config: FlowConfig, contract: Contract, feature_size: int) -> None:
         super().__init__()
         self.chunk, self.num_steps = config.chunk, config.denoise_steps
-        self.noise_level = config.noise_level
-        self.all_steps = config.stochastic_steps == "all"
-        self.num_candidates = config.denoise_steps - (1 if config.skip_last_step else 0)
         self.actions = Normaliser(contract.action_dim)
         self.register_buffer("low", torch.tensor(contract.action_low), persistent=False)
         self.register_buffer("high", torch.tensor(contract.action_high), persistent=False)
+        self.transition: FlowSDE | FlowNoise = (
+            FlowNoise(config, feature_size, contract.action_dim)
+            if config.exploration == "flow_noise"
+            else FlowSDE(config)
+        )
+        # pi_RL's public code takes the mean over the K steps and the constant term of the noise.
+        self.temper = 1.0 / (config.denoise_steps + 1) if config.chain_log_prob == "mean" else 1.0
+        self._final_noise, self.noise_left = config.final_noise, 1.0
+
+    def set_progress(self, share: float) -> None:
+        """Anneal the noise to the share of the run [0, 1] that is done."""
+        self.noise_left = 1.0 - (1.0 - self._final_noise) * share
 
     def fit(self, state: Normaliser, states: Tensor, actions: Tensor) -> None:
         """Fit the statistics of states [N, S] and actions [N, A]."""
@@ -69,7 +80,7 @@ class FlowHead(nn.Module):
         uniform = torch.rand(len(target), generator=generator, device=generator.device)
         time = uniform.to(target.device)
         x = flow.noisy_action(target, noise, time)
-        found = velocity(prefix, x, time)
+        found, _ = velocity(prefix, x, time)
         return flow.flow_matching_loss(found, flow.velocity_target(target, noise), valid)
 
     @torch.no_grad()
@@ -88,7 +99,7 @@ class FlowHead(nn.Module):
         if mode == "deterministic":
             for k in range(self.num_steps):
                 step = torch.full((batch,), k, device=device)
-                found = velocity(prefix, x, flow.time_of(step, self.num_steps))
+                found, _ = velocity(prefix, x, flow.time_of(step, self.num_steps))
                 x = flow.ode_step(x, found, self.num_steps)
             log_prob = torch.zeros(shape[:2], device=device)
             return Decision(self._to_actions(x), log_prob, value, {})
@@ -104,18 +115,15 @@ class FlowHead(nn.Module):
     ) -> Decision:
         batch, device = len(value), value.device
         # [B, M]: which denoising steps are random. All draw from the same numbers per row.
-        if self.all_steps:
-            chosen = torch.arange(self.num_candidates, device=device).expand(batch, -1)
-        else:
-            chosen = uniform_integers(self.num_candidates, batch, randomness, device)[:, None]
+        chosen = self.transition.draw_steps(batch, randomness, device)
         before = x.new_zeros((batch, chosen.shape[1], *x.shape[1:]))
         after = torch.zeros_like(before)
         log_prob = x.new_zeros(x.shape[:2])
         for k in range(self.num_steps):
             step = torch.full((batch,), k, device=device)
-            found = velocity(prefix, x, flow.time_of(step, self.num_steps))
+            found, features = velocity(prefix, x, flow.time_of(step, self.num_steps))
             calm = flow.ode_step(x, found, self.num_steps)
-            mean, std = flow.sde_step(x, found, step, self.num_steps, self.noise_level)
+            mean, std = self.transition(x, found, features, step, self.noise_left)
             stirred = mean + std * standard_normal(x.shape, randomness, device)
             is_random = chosen == k
             row_is_random = is_random.any(dim=1)[:, None, None]
@@ -127,7 +135,7 @@ class FlowHead(nn.Module):
             log_prob = log_prob + torch.where(row_is_random[..., 0], scored, 0.0)
             x = following
         trace = {"before": before, "after": after, "step": chosen.contiguous()}
-        return Decision(self._to_actions(x), log_prob, value, trace)
+        return Decision(self._to_actions(x), self.temper * log_prob, value, trace)
 
     def score[P](
         self, velocity: Velocity[P], prefixes: P, value: Tensor, trace: Mapping[str, Tensor]
@@ -139,11 +147,16 @@ class FlowHead(nn.Module):
         before, after, step = trace["before"], trace["after"], trace["step"]
         flat = before.flatten(0, 1)
         steps = step.flatten()
-        found = velocity(prefixes, flat, flow.time_of(steps, self.num_steps))
-        mean, std = flow.sde_step(flat, found, steps, self.num_steps, self.noise_level)
-        scored = flow.normal_log_prob(after.flatten(0, 1), mean, std)
-        log_prob = scored.view(*step.shape, -1).sum(dim=1)
-        return Evaluation(log_prob, torch.zeros_like(log_prob), value)
+        found, features = velocity(prefixes, flat, flow.time_of(steps, self.num_steps))
+        mean, std = self.transition(flat, found, features, steps, self.noise_left)
+
+        def over_the_chain(terms: Tensor) -> Tensor:
+            return self.temper * terms.view(*step.shape, -1).sum(dim=1)
+
+        log_prob = over_the_chain(flow.normal_log_prob(after.flatten(0, 1), mean, std))
+        entropy = self.transition.entropy(std)
+        spread = torch.zeros_like(log_prob) if entropy is None else over_the_chain(entropy)
+        return Evaluation(log_prob, spread, value)
 
     def _to_actions(self, x: Tensor) -> Tensor:
         """Chunks in the environment's convention. Cut to its bounds after the fact: the

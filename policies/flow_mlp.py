@@ -28,7 +28,7 @@ class FlowMLP(nn.Module):
             raise ValueError("flow_mlp needs a state, and this simulator gives none; use flow_vla")
         self.contract, self.chunk = contract, config.chunk
         self.state_normaliser = Normaliser(contract.state_dim)
-        self.head = FlowHead(config, contract)
+        self.head = FlowHead(config, contract, config.hidden_size)
         self.time = TimeEmbedding(_TIME_SIZE)
         chunk_size = config.chunk * contract.action_dim
         hidden = [config.hidden_size] * config.num_layers
@@ -79,8 +79,8 @@ class FlowMLP(nn.Module):
         self.head.fit(self.state_normaliser, state, actions)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """The velocity network's."""
-        return list(self.network.parameters())
+        """The velocity network's, and the noise network's if there is one."""
+        return [*self.network.parameters(), *self.head.parameters()]
 
     def value_parameters(self) -> list[nn.Parameter]:
         """The value network's."""
@@ -90,7 +90,12 @@ class FlowMLP(nn.Module):
         require_observation(self.contract, observation)
         return normalised_state(self.state_normaliser, observation.state)
 
-    def _velocity(self, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def set_progress(self, share: float) -> None:
+        """Anneal the exploration noise (FlowHead.set_progress)."""
+        self.head.set_progress(share)
+
+    def _velocity(self, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         inputs = torch.cat([state, x.flatten(1), self.time(time)], dim=-1)
-        velocity: Tensor = self.network(inputs).view_as(x)
-        return velocity
+        features: Tensor = self.network[:-1](inputs)
+        velocity: Tensor = self.network[-1](features).view_as(x)
+        return velocity, features[:, None].expand(-1, x.shape[1], -1)

@@ -51,7 +51,7 @@ class FlowVLA(nn.Module):
     def __init__(self, config: FlowVLAConfig, contract: Contract) -> None:
         super().__init__()
         self.contract, self.chunk = contract, config.chunk
-        self.head = FlowHead(config, contract)
+        self.head = FlowHead(config, contract, config.hidden_size)
         self.state_normaliser = Normaliser(contract.state_dim)
         self.encoder = PrefixEncoder(config, contract)
         self.expert = ActionExpert(config, contract)
@@ -99,12 +99,20 @@ class FlowVLA(nn.Module):
         self.head.fit(self.state_normaliser, state, actions)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Encoder and action expert."""
-        return [*self.encoder.parameters(), *self.expert.parameters()]
+        """Encoder, action expert, and the noise network if there is one."""
+        return [
+            *self.encoder.parameters(),
+            *self.expert.parameters(),
+            *self.head.parameters(),
+        ]
 
     def value_parameters(self) -> list[nn.Parameter]:
         """The value network's."""
         return list(self.value_network.parameters())
+
+    def set_progress(self, share: float) -> None:
+        """Anneal the exploration noise (FlowHead.set_progress)."""
+        self.head.set_progress(share)
 
     def _see(self, observation: Observation) -> Tensor:
         require_observation(self.contract, observation)
@@ -212,13 +220,13 @@ class ActionExpert(nn.Module):
             pairs.append((_heads(keys, self._heads), _heads(values, self._heads)))
         return Prefix(pairs, mask[:, None, None])
 
-    def forward(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
-        """Velocity [B, H, A] at x_t [B, H, A] and time [B]."""
+    def forward(self, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity [B, H, A] at x_t [B, H, A] and time [B], and the tokens it is read from."""
         tokens = self.action_in(x) + self.positions + self.time_in(self.time(time))[:, None]
         for layer, (keys, values) in zip(self.layers, prefix.keys_values, strict=True):
             tokens = layer(tokens, keys, values, prefix.mask)
-        velocity: Tensor = self.action_out(self.norm(tokens))
-        return velocity
+        features: Tensor = self.norm(tokens)
+        return self.action_out(features), features
 
 
 class Block(nn.Module):

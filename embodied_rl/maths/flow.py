@@ -77,3 +77,8 @@ def normal_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     z = (x - mean) / std
     per_dimension = -0.5 * z.square() - std.log() - 0.5 * math.log(2.0 * math.pi)
     return per_dimension.expand_as(x).sum(dim=-1)
+
+
+def normal_entropy(std: Tensor) -> Tensor:
+    """Entropy of a normal distribution, elementwise: log(std) + log(2 pi e) / 2."""
+    return std.log() + 0.5 * math.log(2.0 * math.pi * math.e)

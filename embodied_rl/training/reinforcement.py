@@ -67,6 +67,9 @@ class Reinforcement:
 
     def _iterate(self) -> str:
         began = time.monotonic()
+        anneal = getattr(self.policy, "set_progress", None)
+        if anneal is not None:
+            anneal(self.position.iteration / self.run.config.iterations)
         # The simulator's workers need the cores while decisions are collected.
         torch.set_num_threads(1)
         batch = self.collector.collect(self.algorithm.decisions_per_iteration)

@@ -32,7 +32,14 @@ CONFIGS: dict[str, Any] = {
     "flow_mlp_all": FlowMLPConfig(hidden_size=32, stochastic_steps="all", **SMALL),
     "flow_mlp_last": FlowMLPConfig(hidden_size=32, skip_last_step=False, **SMALL),
     "flow_mlp_two_steps": FlowMLPConfig(chunk=1, denoise_steps=2, noise_level=2.0),
+    "flow_noise": FlowMLPConfig(hidden_size=32, exploration="flow_noise", **SMALL),
+    "flow_noise_mean": FlowMLPConfig(
+        hidden_size=32, exploration="flow_noise", chain_log_prob="mean", **SMALL
+    ),
     "flow_vla": FlowVLAConfig(hidden_size=32, max_instruction_bytes=12, **SMALL),
+    "flow_vla_noise": FlowVLAConfig(
+        hidden_size=32, max_instruction_bytes=12, exploration="flow_noise", **SMALL
+    ),
     "gaussian": GaussianMLPConfig(chunk=2, hidden_size=16),
 }
 
@@ -191,7 +198,7 @@ def test_the_prefix_is_left_as_it_was() -> None:
     policy = build("flow_vla")
     prefix, _ = policy._encode(observation(3))
     x, t = torch.zeros(3, 4, 3), torch.ones(3)
-    assert torch.equal(policy.expert(prefix, x, t), policy.expert(prefix, x, t))
+    assert torch.equal(policy.expert(prefix, x, t)[0], policy.expert(prefix, x, t)[0])
     assert not torch.allclose(policy.expert(prefix, x, t), policy.expert(prefix, x, t / 2))
 
 
