@@ -24,6 +24,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "algorithm": {
         "ppo": "embodied_rl.algorithms.config:PPOConfig",
+        "grpo": "embodied_rl.algorithms.config:GRPOConfig",
+        "reinforce": "embodied_rl.algorithms.config:REINFORCEConfig",
     },
 }
 

@@ -3,9 +3,9 @@ without importing torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from embodied_rl import catalogue
 from embodied_rl.config import Config
@@ -14,46 +14,112 @@ if TYPE_CHECKING:
     from embodied_rl.contracts import Policy
 
 
-class PPOConfig(Config):
+class UpdateConfig(Config):
+    """How every algorithm takes its steps."""
+
+    learning_rate: float = Field(3e-5, gt=0.0)
+    """Of the policy."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rates fall to zero over the run."""
+    minibatch_size: int = Field(256, ge=1)
+    """Decisions that are evaluated at once, and per gradient step where there are several."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    """Gradients (those of a value head apart) are scaled down to this norm."""
+    entropy_coefficient: float = Field(0.0, ge=0.0)
+    """Weight of the entropy bonus; Flow-SDE has none, its noise is fixed."""
+    kl_coefficient: float = Field(0.0, ge=0.0)
+    """Weight of the divergence from the policy that the run began with; 0 keeps no copy of it."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that divergence (Schulman, "Approximating KL divergence", 2020)."""
+    ratio_tolerance: float = Field(1e-3, gt=0.0)
+    """Largest log-ratio allowed before the first update; more means that the policy does not
+    reproduce its own log-probabilities, and training stops."""
+
+
+class ClipConfig(UpdateConfig):
+    """How PPO and GRPO bound their steps."""
+
+    epochs: int = Field(4, ge=1)
+    """Passes over the collected decisions per iteration."""
+    clip: float = Field(0.2, gt=0.0, lt=1.0)
+    """The probability ratio is clipped to 1 - clip .. 1 + clip."""
+    clip_high: float | None = Field(None, gt=0.0)
+    """Another bound above, 1 + clip_high ("clip-higher"); null: the same as below."""
+    dual_clip: float | None = Field(None, gt=1.0)
+    """Bounds the loss of decisions with a negative advantage at this multiple of it; null: no."""
+    ratio_level: Literal["chunk", "step"] = "chunk"
+    """One ratio per decision, or one per executed control step."""
+    max_kl: float | None = Field(0.05, gt=0.0)
+    """Stop an iteration's epochs once the estimated KL divergence exceeds this; null: never."""
+
+
+class PPOConfig(ClipConfig):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) on decisions."""
 
     type: Literal["ppo"] = "ppo"
     decisions_per_iteration: int = Field(16, ge=1)
     """T: decisions per slot collected between updates."""
-    epochs: int = Field(4, ge=1)
-    """Passes over the collected decisions per iteration."""
-    minibatch_size: int = Field(256, ge=1)
-    """Decisions per gradient step."""
     discount: float = Field(0.99, ge=0.0, le=1.0)
     """Discount per control step; a decision that executed n steps is discounted n times."""
     gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
     """Trace decay of generalised advantage estimation, per decision."""
-    clip: float = Field(0.2, gt=0.0, lt=1.0)
-    """The probability ratio is clipped to 1 - clip .. 1 + clip."""
-    ratio_level: Literal["chunk", "step"] = "chunk"
-    """One ratio per decision, or one per executed control step."""
-    learning_rate: float = Field(3e-5, gt=0.0)
-    """Of the policy."""
     value_learning_rate: float = Field(1e-3, gt=0.0)
     """Of the value head."""
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How both learning rates fall to zero over the run."""
     value_coefficient: float = Field(0.5, ge=0.0)
     """Weight of the value loss."""
-    entropy_coefficient: float = Field(0.0, ge=0.0)
-    """Weight of the entropy bonus; Flow-SDE has none, its noise is fixed."""
-    max_grad_norm: float = Field(1.0, gt=0.0)
-    """Gradients of the policy and of the value head are each scaled down to this norm."""
-    max_kl: float | None = Field(0.05, gt=0.0)
-    """Stop an iteration's epochs once the estimated KL divergence exceeds this; null: never."""
     critic_warmup_iterations: int = Field(3, ge=0)
     """First iterations that train the value head alone."""
     normalise_advantages: Literal["batch", "minibatch", "off"] = "batch"
     """Give advantages zero mean and unit deviation over the whole batch or each minibatch."""
-    ratio_tolerance: float = Field(1e-3, gt=0.0)
-    """Largest log-ratio allowed before the first update; more means that the policy does not
-    reproduce its own log-probabilities, and training stops."""
 
     def build(self, policy: Policy, iterations: int, seed: int) -> Any:
         """The algorithm for a policy, over this many iterations."""
         return catalogue.load("embodied_rl.algorithms.ppo:PPO")(self, policy, iterations, seed)
+
+
+class GRPOConfig(ClipConfig):
+    """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300): no critic."""
+
+    type: Literal["grpo"] = "grpo"
+    groups_per_iteration: int = Field(16, ge=1)
+    """Groups to learn from between updates."""
+    group_size: int = Field(8, ge=2)
+    """G: episodes from the same initial state whose returns are compared."""
+    max_refill: float = Field(2.0, ge=1.0)
+    """Groups with equal returns teach nothing and are replaced, until this many times
+    `groups_per_iteration` were tried; 1 never replaces."""
+    scale: Literal["std", "off"] = "std"
+    """Divide advantages by their group's deviation, or not (Dr. GRPO)."""
+    length_normalisation: Literal["decision", "episode", "constant"] = "decision"
+    """What weighs the same: every decision (DAPO), every episode (GRPO), or every decision over
+    the longest possible episode (Dr. GRPO)."""
+
+    def build(self, policy: Policy, iterations: int, seed: int) -> Any:
+        """The algorithm for a policy, over this many iterations."""
+        return catalogue.load("embodied_rl.algorithms.grpo:GRPO")(self, policy, iterations, seed)
+
+
+class REINFORCEConfig(UpdateConfig):
+    """REINFORCE with a baseline from other episodes; one gradient step per iteration."""
+
+    type: Literal["reinforce"] = "reinforce"
+    baseline: Literal["leave_one_out", "batch"] = "leave_one_out"
+    """The mean of the others in the group (RLOO, arXiv:2402.14740), or the mean and deviation of
+    the whole batch (REINFORCE++, arXiv:2501.03262)."""
+    groups_per_iteration: int = Field(16, ge=1)
+    """Groups to learn from between updates."""
+    group_size: int = Field(8, ge=1)
+    """Episodes from the same initial state; `baseline=batch` can do with 1."""
+    max_refill: float = Field(1.0, ge=1.0)
+    """As for GRPO; 1 never replaces, which keeps the gradient unbiased."""
+
+    @model_validator(mode="after")
+    def _leaving_one_out_needs_others(self) -> Self:
+        if self.baseline == "leave_one_out" and self.group_size < 2:
+            raise ValueError("baseline=leave_one_out needs group_size of at least 2, got 1")
+        return self
+
+    def build(self, policy: Policy, iterations: int, seed: int) -> Any:
+        """The algorithm for a policy, over this many iterations."""
+        make = catalogue.load("embodied_rl.algorithms.reinforce:REINFORCE")
+        return make(self, policy, iterations, seed)

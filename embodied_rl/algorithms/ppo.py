@@ -7,37 +7,45 @@ evaluate its own decisions.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from embodied_rl.algorithms.config import PPOConfig
+from embodied_rl.algorithms.steps import (
+    NonFinite,
+    RatioError,
+    Reference,
+    descend,
+    mean,
+    means,
+    minibatches,
+    require_ratio_one,
+    schedule,
+)
 from embodied_rl.contracts import Policy
 from embodied_rl.maths.advantages import chunk_reward, explained_variance, gae, normalise
 from embodied_rl.maths.losses import (
     clipped_policy_loss,
     executed_mask,
+    kl_to_reference,
     log_ratio,
     masked_mean,
     value_loss,
 )
 from embodied_rl.rollout.batch import Batch
+from embodied_rl.rollout.collector import Collector
 
-
-class RatioError(RuntimeError):
-    """A policy does not reproduce the log-probabilities of its own fresh decisions."""
-
-
-class NonFinite(RuntimeError):
-    """A loss or gradient became NaN or infinite."""
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Simulator
+    from embodied_rl.rollout.planner import TrainingPlanner
 
 
 class PPO:
     """Turns batches of decisions into better policies; the loop around it collects them."""
+
+    group_size = 1
 
     def __init__(self, config: PPOConfig, policy: Policy, iterations: int, seed: int) -> None:
         self.config = config
@@ -51,11 +59,18 @@ class PPO:
             ],
             eps=1e-5,
         )
+        self.reference = Reference(policy) if config.kl_coefficient else None
 
-    @property
-    def decisions_per_iteration(self) -> int:
-        """T: decisions per slot collected between updates."""
-        return self.config.decisions_per_iteration
+    def collector(
+        self,
+        simulator: Simulator,
+        planner: TrainingPlanner,
+        generator: torch.Generator,
+        halves: int,
+    ) -> Collector:
+        """Slots run on from update to update, `decisions_per_iteration` at a time."""
+        num_decisions = self.config.decisions_per_iteration
+        return Collector(simulator, self.policy, planner, generator, halves, num_decisions)
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected decisions; returns the training curve's values.
@@ -63,22 +78,29 @@ class PPO:
         Raises `RatioError` if the policy does not reproduce the batch's log-probabilities before
         its first change, and `NonFinite` naming the first bad tensor.
         """
+        config = self.config
         self._set_learning_rates(iteration)
         advantage, target = self.advantages(batch)
-        only_critic = iteration < self.config.critic_warmup_iterations
+        only_critic = iteration < config.critic_warmup_iterations
         history: list[dict[str, float]] = []
-        for rows in self._minibatches(batch, iteration):
+        for rows in minibatches(
+            batch.valid, config.minibatch_size, config.epochs, self.seed, iteration
+        ):
             if only_critic:
                 history.append(self._critic_step(batch, target, rows))
             else:
                 first = not history
                 history.append(self._step(batch, advantage, target, rows, first))
-                if self.config.max_kl and _recent_kl(history) > self.config.max_kl:
+                if config.max_kl and _recent_kl(history) > config.max_kl:
                     break
         after_update = getattr(self.policy, "after_update", None)
         if after_update is not None:
             after_update(batch.observation, batch.valid)
-        return self._summary(batch, target, history)
+        return means(history) | {
+            "explained_variance": explained_variance(batch.value[batch.valid], target[batch.valid]),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "num_updates": float(len(history)),
+        }
 
     def advantages(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Advantage and value target of every row, each [N]."""
@@ -98,17 +120,6 @@ class PPO:
             advantage = normalise(advantage, batch.valid)
         return advantage, target
 
-    def _minibatches(self, batch: Batch, iteration: int) -> Iterator[Tensor]:
-        """Valid rows in a new random order every epoch; a function of seed and iteration alone."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + iteration)
-        valid = batch.valid.nonzero()[:, 0].cpu()
-        if not len(valid):
-            return
-        for _ in range(self.config.epochs):
-            order = valid[torch.randperm(len(valid), generator=generator)]
-            count = max(1, round(len(order) / self.config.minibatch_size))
-            yield from order.to(batch.value.device).tensor_split(count)
-
     def _step(
         self, batch: Batch, advantage: Tensor, target: Tensor, rows: Tensor, first: bool
     ) -> dict[str, float]:
@@ -117,18 +128,26 @@ class PPO:
         seen = self.policy.evaluate(batch.observation.select(rows), trace)
         steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
         change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, config.ratio_level)
+        gate = {}
         if first:
-            self._require_ratio_one(change)
+            gate["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
         weight = advantage[rows]
         everything = torch.ones_like(weight, dtype=torch.bool)
         if config.normalise_advantages == "minibatch":
             weight = normalise(weight, everything)
         if config.ratio_level == "step":
             weight = weight[:, None].expand_as(change)
-        policy = clipped_policy_loss(change, weight, mask, config.clip)
+        policy = clipped_policy_loss(
+            change, weight, mask, config.clip, config.clip_high, config.dual_clip
+        )
         entropy = masked_mean(seen.entropy, steps)
         critic = value_loss(seen.value, target[rows], everything)
         loss = policy.loss - config.entropy_coefficient * entropy
+        if self.reference:
+            known = self.reference.log_prob(batch.observation.select(rows), trace)
+            away = kl_to_reference(seen.log_prob, known, steps, config.kl_estimator)
+            loss = loss + config.kl_coefficient * away
+            gate["kl_to_reference"] = float(away.detach())
         norms = self._descend(loss + config.value_coefficient * critic)
         values = {
             "policy_loss": policy.loss,
@@ -139,10 +158,7 @@ class PPO:
             "grad_norm": norms[0],
             "value_grad_norm": norms[1],
         }
-        found = {name: float(value.detach()) for name, value in values.items()}
-        if first:
-            found["first_log_ratio"] = float(change.detach().abs().max())
-        return found
+        return {name: float(value.detach()) for name, value in values.items()} | gate
 
     def _critic_step(self, batch: Batch, target: Tensor, rows: Tensor) -> dict[str, float]:
         value = self.policy.value(batch.observation.select(rows))
@@ -151,60 +167,13 @@ class PPO:
         return {"value_loss": float(critic.detach()), "value_grad_norm": float(norms[1])}
 
     def _descend(self, loss: Tensor) -> list[Tensor]:
-        """One optimiser step; the gradient norms of the policy and of the value head."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if not torch.isfinite(loss):
-            raise NonFinite(f"the loss is {loss.item()}; lower the learning rate or raise max_kl")
-        loss.backward()  # type: ignore[no-untyped-call]
-        norms = [
-            clip_grad_norm_(group["params"], self.config.max_grad_norm)
-            for group in self.optimizer.param_groups
-        ]
-        if not all(map(torch.isfinite, norms)):
-            raise NonFinite(f"{self._first_bad_gradient()} has a gradient that is not finite")
-        self.optimizer.step()
-        return norms
-
-    def _first_bad_gradient(self) -> str:
-        named = getattr(self.policy, "named_parameters", dict)
-        for name, parameter in dict(named()).items():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-                return f"parameter {name}"
-        return "a parameter"
-
-    def _require_ratio_one(self, change: Tensor) -> None:
-        worst = float(change.detach().abs().max())
-        if not worst <= self.config.ratio_tolerance:
-            raise RatioError(
-                f"before any update the policy gives its own decisions another probability than "
-                f"when it made them: largest log-ratio {worst:.3g}, allowed "
-                f"{self.config.ratio_tolerance:g} (algorithm.ratio_tolerance). Usual causes: "
-                f"dropout or another random layer, normalisation statistics that changed in "
-                f"between, reduced precision in one of the two, or a trace that does not hold "
-                f"what was drawn."
-            )
+        return descend(self.optimizer, loss, self.config.max_grad_norm, self.policy)
 
     def _set_learning_rates(self, iteration: int) -> None:
-        done = iteration / max(1, self.iterations)
-        factor = {
-            "constant": 1.0,
-            "linear": 1.0 - done,
-            "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-        }[self.config.learning_rate_schedule]
+        factor = schedule(self.config.learning_rate_schedule, iteration / max(1, self.iterations))
         rates = (self.config.learning_rate, self.config.value_learning_rate)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-
-    def _summary(
-        self, batch: Batch, target: Tensor, history: list[dict[str, float]]
-    ) -> dict[str, float]:
-        names = {name for step in history for name in step}
-        means = {name: _mean([s[name] for s in history if name in s]) for name in sorted(names)}
-        return means | {
-            "explained_variance": explained_variance(batch.value[batch.valid], target[batch.valid]),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "num_updates": float(len(history)),
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """The optimiser's state; weights are the policy's own, and the rest follows from the
@@ -217,11 +186,7 @@ class PPO:
 
 
 def _recent_kl(history: list[dict[str, float]], window: int = 8) -> float:
-    return _mean([step["approx_kl"] for step in history[-window:]])
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return mean([step["approx_kl"] for step in history[-window:]])
 
 
 __all__ = ["PPO", "NonFinite", "RatioError"]

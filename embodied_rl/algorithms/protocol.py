@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
 
 from embodied_rl.rollout.batch import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+    from embodied_rl.contracts import Simulator
+    from embodied_rl.rollout.planner import TrainingPlanner
+
+
+class Collecting(Protocol):
+    """Gathers decisions of the present policy."""
+
+    def collect(self) -> Batch:
+        """Decisions for one update."""
+        ...
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and plain data from which collecting continues exactly."""
+        ...
+
+    def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None: ...
 
 
 class Algorithm(Protocol):
     """Improves a policy from batches of decisions. All that it keeps is in `state_dict`."""
 
     @property
-    def decisions_per_iteration(self) -> int:
-        """T: decisions per slot that `update` wants to see."""
+    def group_size(self) -> int:
+        """Consecutive episodes of the plan that share task and initial state."""
+        ...
+
+    def collector(
+        self,
+        simulator: Simulator,
+        planner: TrainingPlanner,
+        generator: torch.Generator,
+        halves: int,
+    ) -> Collecting:
+        """What gathers the decisions that `update` wants to see."""
         ...
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:

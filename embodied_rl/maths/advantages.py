@@ -5,6 +5,8 @@ T decisions, B slots, N = T * B rows, H control steps per chunk.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,59 @@ def gae(
         following = delta[t] + carry[t] * following
         advantage[t] = following
     return advantage
+
+
+def group_advantage(score: Tensor, group: Tensor, scale: Literal["std", "off"]) -> Tensor:
+    """Score [E] of each episode against the mean of its group [E] (GRPO, arXiv:2402.03300, section
+    4.1.2); with `std` also divided by the group's unbiased deviation, which Dr. GRPO
+    (arXiv:2503.20783) leaves out because it favours groups that are nearly solved or hopeless.
+
+    A group with equal scores, or of one episode, gets zeros.
+    """
+    member, count = _members(group)
+    total = score.new_zeros(len(count)).index_add_(0, member, score)
+    centred = score - (total / count)[member]
+    if scale == "off":
+        return centred
+    squares = score.new_zeros(len(count)).index_add_(0, member, centred.square())
+    std = (squares / (count - 1).clamp_min(1)).sqrt()[member]
+    # Rounding leaves equal scores a little apart; that must not be blown up.
+    equal = std < 1e-6 * score.abs().clamp_min(1.0)
+    return torch.where(equal, torch.zeros_like(score), centred / torch.where(equal, 1.0, std))
+
+
+def leave_one_out_advantage(score: Tensor, group: Tensor) -> Tensor:
+    """Score [E] of each episode less the mean of the others in its group [E] (Kool et al. 2019;
+    RLOO, arXiv:2402.14740, eq. 7): an unbiased baseline. A group of one episode gets zero."""
+    member, count = _members(group)
+    size = count[member]
+    return group_advantage(score, group, "off") * size / (size - 1).clamp_min(1)
+
+
+def _members(group: Tensor) -> tuple[Tensor, Tensor]:
+    """Position of each entry's group [E] among the distinct ones, and how often each occurs."""
+    _, member, count = torch.unique(group, return_inverse=True, return_counts=True)
+    return member, count.float()
+
+
+def episode_weights(
+    episode: Tensor, valid: Tensor, rule: Literal["decision", "episode", "constant"], longest: int
+) -> Tensor:
+    """Weight [N] of each row's policy loss, so that their mean over valid rows is the loss wanted.
+
+    `decision`: every decision counts the same (DAPO's token mean, arXiv:2503.14476, eq. 12).
+    `episode`: every episode counts the same, however many decisions it took (GRPO's form).
+    `constant`: the sum over an episode divided by `longest`, the most decisions that an episode can
+    have, whatever its length (Dr. GRPO, arXiv:2503.20783).
+    """
+    if rule == "decision":
+        return valid.float()
+    member, count = _members(episode)
+    length = torch.zeros_like(count).index_add_(0, member, valid.float())
+    rows, num_episodes = valid.sum(), (length > 0).sum().clamp_min(1)
+    if rule == "episode":
+        return valid * rows / (num_episodes * length[member].clamp_min(1))
+    return valid * rows / (num_episodes * longest)
 
 
 def normalise(advantage: Tensor, valid: Tensor, smallest_std: float = 1e-3) -> Tensor:

@@ -44,22 +44,53 @@ def log_ratio(
 
 
 def clipped_policy_loss(
-    ratio_log: Tensor, advantage: Tensor, mask: Tensor, clip: float
+    ratio_log: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    clip: float,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
     """The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7), as a loss.
 
-    All tensors have one shape, [N] or [N, H]; the mean is over entries where `mask` is true.
+    All tensors have one shape, [N] or [N, H]; the mean is over entries where `mask` is true. The
+    ratio is clipped to 1 - clip .. 1 + clip_high ("clip-higher" of DAPO, arXiv:2503.14476, eq. 10;
+    `clip` where it is None). With `dual_clip` c > 1, the gain of a negative advantage is not less
+    than c times the advantage (Ye et al. 2020, arXiv:1912.09729, eq. 5).
     """
+    high = clip if clip_high is None else clip_high
     count = mask.sum().clamp_min(1)
     bounded = torch.where(mask, ratio_log, torch.zeros_like(ratio_log))
     bounded = bounded.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     ratio = bounded.exp()
     weight = torch.where(mask, advantage, torch.zeros_like(advantage))
-    gain = torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight)
+    gain = torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + high) * weight)
+    if dual_clip is not None:
+        gain = torch.where(weight < 0, torch.maximum(gain, dual_clip * weight), gain)
     with torch.no_grad():
         divergence = torch.where(mask, ratio - 1 - bounded, torch.zeros_like(ratio))
-        outside = mask & ((ratio - 1).abs() > clip)
+        outside = mask & ((ratio < 1 - clip) | (ratio > 1 + high))
     return PolicyLoss(-gain.sum() / count, divergence.sum() / count, outside.sum() / count)
+
+
+def kl_to_reference(
+    new: Tensor, reference: Tensor, mask: Tensor, estimator: Literal["k1", "k2", "k3"]
+) -> Tensor:
+    """Estimate of KL(policy || reference) from log-probabilities of the policy's own decisions.
+
+    After Schulman, "Approximating KL divergence" (2020), with r = reference / policy: k1 is
+    -log r, k2 is (log r)^2 / 2, k3 is r - 1 - log r. All tensors have one shape; the mean is over
+    `mask`. k1 as a plain loss has a gradient of zero on average, so here it carries the gradient of
+    its expectation: that of k2. The gradient of k3 is that of the reversed divergence.
+    """
+    change = torch.where(mask, new - reference, torch.zeros_like(new))
+    change = change.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    if estimator == "k3":
+        return masked_mean(torch.exp(-change) - 1 + change, mask)
+    squares = 0.5 * change.square()
+    if estimator == "k2":
+        return masked_mean(squares, mask)
+    return masked_mean(change.detach() + squares - squares.detach(), mask)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class _Step:
 
     observation: Observation
     decision: Decision
-    group: Tensor
+    episodes: list[Episode]
     valid: Tensor
     next_value: Tensor
     result: ChunkResult | None = None
@@ -41,8 +41,10 @@ class Collector:
         planner: TrainingPlanner,
         generator: torch.Generator,
         halves: int,
+        num_decisions: int,
     ) -> None:
         self._simulator, self._policy = simulator, policy
+        self.num_decisions = num_decisions
         self._planner, self._generator = planner, generator
         self._device = generator.device
         self._halves = halves_of(simulator.num_slots, halves)
@@ -52,8 +54,9 @@ class Collector:
         self._clock: dict[str, float] = {}
 
     @torch.no_grad()
-    def collect(self, num_decisions: int) -> Batch:
+    def collect(self) -> Batch:
         """The next `num_decisions` decisions of every slot."""
+        num_decisions = self.num_decisions
         began = time.monotonic()
         self._clock = {"infer": 0.0, "wait": 0.0}
         if not self._running:
@@ -136,7 +139,7 @@ class Collector:
         return _Step(
             observation=seen,
             decision=decision,
-            group=torch.tensor([self._running[slot].episode.group for slot in slots]),
+            episodes=[self._running[slot].episode for slot in slots],
             valid=torch.ones(count, dtype=torch.bool),
             next_value=torch.zeros(count),
         )
@@ -198,6 +201,8 @@ class Collector:
         ordered = [half[t] for t in range(num_decisions) for half in steps]
         results = [step.result for step in ordered if step.result is not None]
         device = self._device
+        episodes = [episode for step in ordered for episode in step.episodes]
+        ended = {result.episode.key: i for i, result in enumerate(self._results)}
 
         def cat(parts: list[Tensor]) -> Tensor:
             return torch.cat([part.to(device) for part in parts])
@@ -216,7 +221,8 @@ class Collector:
             executed=cat([result.executed for result in results]),
             done=cat([result.done for result in results]),
             valid=cat([step.valid for step in ordered]),
-            group=cat([step.group for step in ordered]),
+            group=torch.tensor([episode.group for episode in episodes], device=device),
+            episode=torch.tensor([ended.get(e.key, -1) for e in episodes], device=device),
             results=self._results,
             num_lost=self._num_lost,
             seconds=dict(self._clock),

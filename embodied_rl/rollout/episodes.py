@@ -1,17 +1,38 @@
-"""Running a list of planned episodes, each exactly once: evaluation's side of the rollout."""
+"""Running planned episodes to their ends: for evaluation, and for groups to learn from."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
-from embodied_rl.contracts import Episode, Observation, Policy, Simulator
+from embodied_rl.contracts import ChunkResult, Decision, Episode, Observation, Policy, Simulator
 from embodied_rl.rollout.batch import EpisodeResult
-from embodied_rl.rollout.running import Running, halves_of
+from embodied_rl.rollout.running import Running, gather, halves_of
+
+type Mode = Literal["explore", "deterministic"]
+
+
+class Recorder(Protocol):
+    """Looks on while episodes run."""
+
+    def decided(
+        self, episodes: Sequence[Episode], observation: Observation, decision: Decision
+    ) -> None:
+        """One row per episode was decided."""
+        ...
+
+    def executed(self, episodes: Sequence[Episode], result: ChunkResult) -> None:
+        """The chunks of these episodes' last decisions were executed, or lost."""
+        ...
+
+    def ended(self, result: EpisodeResult) -> Sequence[Episode]:
+        """An episode is over; returns further ones to run."""
+        ...
 
 
 def run_episodes(
@@ -21,7 +42,7 @@ def run_episodes(
     halves: int,
     seed: int,
     on_result: Callable[[EpisodeResult], None] | None = None,
-    mode: Literal["explore", "deterministic"] = "deterministic",
+    mode: Mode = "deterministic",
     device: str = "cpu",
 ) -> list[EpisodeResult]:
     """Run every episode once and return the results in the plan's order.
@@ -30,31 +51,35 @@ def run_episodes(
     on the number of slots or workers. An episode whose worker dies is run once more; if that fails
     as well, it is a failure with an error. Ended slots are neither simulated nor decided for.
     """
-    run = _Run(simulator, policy, episodes, seed, on_result, mode, device)
-    with torch.no_grad():
-        run.all(halves_of(simulator.num_slots, halves))
+    recorder = _Tell(on_result) if on_result else None
+    run = EpisodeRun(simulator, policy, episodes, seed, mode, device, recorder)
+    run.all(halves_of(simulator.num_slots, halves))
     return [run.results[episode.key] for episode in episodes]
 
 
-class _Run:
+class EpisodeRun:
+    """Episodes on slots, until none is left; see `run_episodes`."""
+
     def __init__(
         self,
         simulator: Simulator,
         policy: Policy,
         episodes: Sequence[Episode],
         seed: int,
-        on_result: Callable[[EpisodeResult], None] | None,
-        mode: Literal["explore", "deterministic"],
+        mode: Mode,
         device: str,
+        recorder: Recorder | None,
     ) -> None:
         self._simulator, self._policy, self._seed = simulator, policy, seed
-        self._on_result, self._mode, self._device = on_result, mode, device
+        self._mode, self._device, self._recorder = mode, device, recorder
         self._queue = deque(episodes)
         self._running: dict[int, tuple[Running, torch.Generator]] = {}
         self._seen: dict[int, tuple[Observation, int]] = {}
         self._failed_once: set[str] = set()
         self.results: dict[str, EpisodeResult] = {}
+        self.seconds = {"infer": 0.0, "wait": 0.0}
 
+    @torch.no_grad()
     def all(self, halves: list[list[int]]) -> None:
         """Run until nothing is left."""
         flying: list[tuple[list[int], list[Episode | None]]] = [([], []) for _ in halves]
@@ -73,7 +98,9 @@ class _Run:
         if not idle:
             return
         episodes = [self._queue.popleft() for _ in idle]
+        began = time.monotonic()
         observation = self._simulator.start(idle, episodes)
+        self.seconds["wait"] += time.monotonic() - began
         for row, (slot, episode) in enumerate(zip(idle, episodes, strict=True)):
             self._begin(slot, episode, observation, row)
 
@@ -87,9 +114,13 @@ class _Run:
     def _send(self, busy: list[int]) -> tuple[list[int], list[Episode | None]]:
         if not busy:
             return [], []
-        observation = _gather([self._seen[slot] for slot in busy]).to(self._device)
+        began = time.monotonic()
+        observation = gather([self._seen[slot] for slot in busy]).to(self._device)
         generators = [self._running[slot][1] for slot in busy]
         decision = self._policy.act(observation, generators, self._mode)
+        if self._recorder:
+            self._recorder.decided(self._episodes(busy), observation, decision)
+        self.seconds["infer"] += time.monotonic() - began
         offers: list[Episode | None] = [
             self._queue.popleft() if self._queue else None for _ in busy
         ]
@@ -97,7 +128,11 @@ class _Run:
         return busy, offers
 
     def _receive(self, busy: list[int], offers: list[Episode | None]) -> None:
+        began = time.monotonic()
         result = self._simulator.receive(busy)
+        self.seconds["wait"] += time.monotonic() - began
+        if self._recorder:
+            self._recorder.executed(self._episodes(busy), result)
         again, unused = [], []
         for row, (slot, offer) in enumerate(zip(busy, offers, strict=True)):
             running = self._running[slot][0]
@@ -119,23 +154,35 @@ class _Run:
             elif result.refilled[row] and offer is not None:
                 self._begin(slot, offer, result.observation, row)
             else:
+                if offer is not None:
+                    unused.append(offer)
                 del self._running[slot]
         self._queue.extendleft(reversed([*unused, *again]))
 
+    def _episodes(self, slots: list[int]) -> list[Episode]:
+        return [self._running[slot][0].episode for slot in slots]
+
     def _end(self, result: EpisodeResult) -> None:
         self.results[result.episode.key] = result
-        if self._on_result:
-            self._on_result(result)
+        if self._recorder:
+            self._queue.extend(self._recorder.ended(result))
 
 
-def _gather(rows: list[tuple[Observation, int]]) -> Observation:
-    """One observation from single rows of several."""
-    first = rows[0][0]
-    return Observation(
-        images={
-            name: torch.stack([observation.images[name][row] for observation, row in rows])
-            for name in first.images
-        },
-        state=torch.stack([observation.state[row] for observation, row in rows]),
-        instruction=tuple(observation.instruction[row] for observation, row in rows),
-    )
+class _Tell:
+    """A recorder that only passes results on."""
+
+    def __init__(self, on_result: Callable[[EpisodeResult], None]) -> None:
+        self._on_result = on_result
+
+    def decided(
+        self, episodes: Sequence[Episode], observation: Observation, decision: Decision
+    ) -> None:
+        """Nothing to do."""
+
+    def executed(self, episodes: Sequence[Episode], result: ChunkResult) -> None:
+        """Nothing to do."""
+
+    def ended(self, result: EpisodeResult) -> Sequence[Episode]:
+        """Pass it on."""
+        self._on_result(result)
+        return ()

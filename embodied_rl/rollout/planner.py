@@ -66,7 +66,8 @@ class TrainingPlanner:
     def __init__(
         self, task: str, seed: int, num_initial_states: int | None = None, group_size: int = 1
     ) -> None:
-        self._task, self._seed, self._group_size = task, seed, group_size
+        self.seed, self.group_size = seed, group_size
+        self._task = task
         self._states = initial_states("train", num_initial_states)
         if not self._states:
             raise ValueError(
@@ -97,9 +98,9 @@ class TrainingPlanner:
         self._waiting = deque(Episode(**episode) for episode in state["waiting"])
 
     def _plan(self, number: int) -> Episode:
-        group = number // self._group_size
+        group = number // self.group_size
         # A function of seed and number alone: nothing random has to be saved.
-        drawn = np.random.SeedSequence([self._seed, group]).generate_state(1, np.uint64)[0]
+        drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
         return Episode(
             key=f"train/{number:08d}",
             task=self._task,

@@ -49,6 +49,19 @@ def halves_of(num_slots: int, halves: int) -> list[list[int]]:
     return [list(range(start, start + size)) for start in range(0, num_slots, size)]
 
 
+def gather(rows: Sequence[tuple[Observation, int]]) -> Observation:
+    """One observation from single rows of several."""
+    first = rows[0][0]
+    return Observation(
+        images={
+            name: torch.stack([observation.images[name][row] for observation, row in rows])
+            for name in first.images
+        },
+        state=torch.stack([observation.state[row] for observation, row in rows]),
+        instruction=tuple(observation.instruction[row] for observation, row in rows),
+    )
+
+
 def join(observations: Sequence[Observation]) -> Observation:
     """The rows of several observations, one after the other."""
     first = observations[0]

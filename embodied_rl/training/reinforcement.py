@@ -11,7 +11,6 @@ import torch
 from embodied_rl.algorithms.protocol import Algorithm
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.rollout.batch import Batch
-from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.training.checkpoint import (
     generator_state,
@@ -47,10 +46,13 @@ class Reinforcement:
         self.algorithm: Algorithm = build.build(policy, config.iterations, config.seed)
         self.generator = torch.Generator(device).manual_seed(config.seed + 1)
         planner = TrainingPlanner(
-            simulator.spec.task, config.seed, simulator.spec.num_initial_states
+            simulator.spec.task,
+            config.seed,
+            simulator.spec.num_initial_states,
+            self.algorithm.group_size,
         )
-        self.collector = Collector(
-            simulator, policy, planner, self.generator, config.rollout.halves
+        self.collector = self.algorithm.collector(
+            simulator, planner, self.generator, config.rollout.halves
         )
         self.position = Position()
         self.num_threads = torch.get_num_threads()
@@ -72,7 +74,7 @@ class Reinforcement:
             anneal(self.position.iteration / self.run.config.iterations)
         # The simulator's workers need the cores while decisions are collected.
         torch.set_num_threads(1)
-        batch = self.collector.collect(self.algorithm.decisions_per_iteration)
+        batch = self.collector.collect()
         collected = time.monotonic()
         torch.set_num_threads(self.num_threads)
         values = self.algorithm.update(batch, self.position.iteration)
@@ -96,7 +98,8 @@ class Reinforcement:
             self.run, self.simulator, self.policy, self.position.iteration, self.device
         )
         self.collector.load_state_dict(tensors, state)
-        if success > self.position.best_success:
+        # Of equal ones the later is taken: it has learned more.
+        if success >= self.position.best_success:
             self.position.best_success = success
             folder = self.run.policy_folder("best")
             save_policy(self.policy, self.run.config.policy, folder, extra_of(self.run))

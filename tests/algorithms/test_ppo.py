@@ -9,10 +9,10 @@ import torch
 
 from embodied_rl.algorithms.config import PPOConfig
 from embodied_rl.algorithms.ppo import PPO, NonFinite, RatioError
+from embodied_rl.algorithms.steps import minibatches
 from embodied_rl.contracts import Policy
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.build import build_simulator
-from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.episodes import run_episodes
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
 from embodied_rl.run_config import RolloutConfig
@@ -42,11 +42,11 @@ class Bench:
         self.policy: Policy = policy.build(self.simulator.spec.contract)
         generator = torch.Generator().manual_seed(seed)
         planner = TrainingPlanner("line", seed)
-        self.collector = Collector(self.simulator, self.policy, planner, generator, 2)
         self.algorithm = PPO(PPOConfig(**(OPTIONS | options)), self.policy, 100, seed)
+        self.collector = self.algorithm.collector(self.simulator, planner, generator, 2)
 
     def collect(self) -> Batch:
-        return self.collector.collect(self.algorithm.decisions_per_iteration)
+        return self.collector.collect()
 
     def success(self) -> float:
         plan = evaluation_plan("line", 100)
@@ -139,7 +139,7 @@ def test_learning_rate_schedules(schedule: str, expected: float) -> None:
 def test_minibatches_differ_by_epoch_and_iteration_but_repeat_with_the_seed() -> None:
     bench = Bench(FLOW)
     batch = bench.collect()
-    orders = [torch.cat(list(bench.algorithm._minibatches(batch, i))) for i in (0, 0, 1)]
+    orders = [torch.cat(list(minibatches(batch.valid, 128, 4, 0, i))) for i in (0, 0, 1)]
     size = len(batch.value)
     assert torch.equal(orders[0], orders[1])
     assert not torch.equal(orders[0], orders[2])

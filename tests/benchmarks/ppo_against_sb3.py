@@ -46,10 +46,11 @@ def ours(steps: int, seed: int) -> list[float]:
     iterations = steps // SEGMENT
     algorithm = PPO(options, policy, iterations, seed)
     planner = TrainingPlanner(TASK, seed)
-    collector = Collector(simulator, policy, planner, torch.Generator().manual_seed(seed), 1)
+    generator = torch.Generator().manual_seed(seed)
+    collector = Collector(simulator, policy, planner, generator, 1, SEGMENT)
     returns: list[float] = []
     for iteration in range(iterations):
-        batch = collector.collect(SEGMENT)
+        batch = collector.collect()
         returns += [result.total_reward for result in batch.results]
         algorithm.update(batch, iteration)
     simulator.close()

@@ -97,11 +97,11 @@ def with_policy(config: ManiSkillConfig, rollout: RolloutConfig, seconds: float)
     )
     policy = options.build(simulator.spec.contract)
     planner = TrainingPlanner(config.task, 0)
-    collector = Collector(simulator, policy, planner, torch.Generator().manual_seed(0), 2)
-    collector.collect(4)
+    collector = Collector(simulator, policy, planner, torch.Generator().manual_seed(0), 2, 8)
+    collector.collect()
     began, steps = time.monotonic(), 0
     while time.monotonic() - began < seconds:
-        steps += int(collector.collect(8).executed.sum())
+        steps += int(collector.collect().executed.sum())
     rate = steps / (time.monotonic() - began)
     simulator.close()
     return rate

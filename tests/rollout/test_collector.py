@@ -41,9 +41,10 @@ def policy_for(simulator: Simulator) -> Policy:
     return config.build(simulator.spec.contract)
 
 
-def collector(simulator: Simulator, policy: Policy, seed: int = 0) -> Collector:
+def collector(simulator: Simulator, policy: Policy, num_decisions: int, seed: int = 0) -> Collector:
     generator = torch.Generator().manual_seed(seed)
-    return Collector(simulator, policy, TrainingPlanner("line", seed), generator, 2)
+    planner = TrainingPlanner("line", seed)
+    return Collector(simulator, policy, planner, generator, 2, num_decisions)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -59,7 +60,7 @@ def same(a: Batch, b: Batch) -> bool:
 def test_a_batch_is_consistent() -> None:
     with line() as simulator:
         policy = policy_for(simulator)
-        batch = collector(simulator, policy).collect(12)
+        batch = collector(simulator, policy, 12).collect()
     assert batch.valid.all() and len(batch.value) == 48
     rows = batch.done.view(12, 4)
     value, following = batch.value.view(12, 4), batch.next_value.view(12, 4)
@@ -79,7 +80,7 @@ def test_the_value_of_a_cut_observation_is_the_one_at_the_cut() -> None:
     # With limit 5 and chunks of 2, the cut comes after one step of the third chunk.
     with line(num_slots=2, limit=5) as simulator:
         policy = policy_for(simulator)
-        batch = collector(simulator, policy).collect(8)
+        batch = collector(simulator, policy, 8).collect()
         cut = (batch.done & (batch.reward.sum(1) == 0)).nonzero()[:, 0]
         assert len(cut) and (batch.executed[cut] == 1).all()
         first = int(cut[0])
@@ -102,7 +103,7 @@ def _with_x(view: Observation, x: torch.Tensor) -> Observation:
 def test_evaluate_reproduces_collected_log_probabilities_and_values() -> None:
     with line() as simulator:
         policy = policy_for(simulator)
-        batch = collector(simulator, policy).collect(6)
+        batch = collector(simulator, policy, 6).collect()
     seen = policy.evaluate(batch.observation, batch.trace)
     assert torch.allclose(seen.log_prob, batch.log_prob, atol=1e-5)
     assert torch.allclose(seen.value, batch.value, atol=1e-6)
@@ -112,22 +113,22 @@ def test_evaluate_reproduces_collected_log_probabilities_and_values() -> None:
 def test_two_halves_of_a_run_equal_the_whole(workers: int) -> None:
     with line(workers=workers) as simulator:
         policy = policy_for(simulator)
-        whole = collector(simulator, policy)
-        whole.collect(5)
+        whole = collector(simulator, policy, 5)
+        whole.collect()
         tensors, state = whole.state_dict()
         noise = whole._generator.get_state()
-        expected = whole.collect(5)
+        expected = whole.collect()
     with line(workers=workers) as simulator:
-        again = collector(simulator, policy, seed=0)
+        again = collector(simulator, policy, 5)
         again._generator.set_state(noise)
         again.load_state_dict(tensors, state)
-        assert same(again.collect(5), expected)
+        assert same(again.collect(), expected)
 
 
 def test_workers_and_inline_give_the_same_batch() -> None:
     with line() as inline, line(workers=3) as pool:
         policy = policy_for(inline)
-        a, b = collector(inline, policy).collect(6), collector(pool, policy).collect(6)
+        a, b = collector(inline, policy, 6).collect(), collector(pool, policy, 6).collect()
         assert same(a, b)
 
 
@@ -148,16 +149,17 @@ def test_a_killed_worker_costs_its_episodes_and_nothing_else() -> None:
     with line(num_slots=4, workers=2) as simulator:
         assert isinstance(simulator, SimulatorPool)
         policy = policy_for(simulator)
-        collecting = collector(simulator, policy)
-        before = collecting.collect(3)
+        collecting = collector(simulator, policy, 3)
+        before = collecting.collect()
         os.kill(simulator.process_ids[1], signal.SIGKILL)
         time.sleep(0.1)
-        batch = collecting.collect(6)
+        collecting.num_decisions = 6
+        batch = collecting.collect()
         assert before.num_lost == 0 and batch.num_lost == 2  # slots 1 and 3
         lost = ~batch.valid.view(6, 4)
         assert lost[:, [1, 3]].any(0).all() and not lost[:, [0, 2]].any()
         assert (batch.executed.view(6, 4)[0, [1, 3]] == 0).all()
-        assert collecting.collect(3).valid.all()
+        assert collecting.collect().valid.all()
         # The lost episodes are run again: none is missing from the plan.
         keys = [r.episode.key for b in (before, batch) for r in b.results]
         assert len(keys) == len(set(keys))

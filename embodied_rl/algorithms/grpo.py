@@ -1,0 +1,139 @@
+"""Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) on whole episodes.
+
+Several episodes start from the same state; an episode's advantage is its return against those of
+its group, the same for all its decisions. No critic. With the options of DAPO (arXiv:2503.14476:
+clip-higher, dynamic sampling, one weight per decision) and Dr. GRPO (arXiv:2503.20783: no division
+by the deviation or by the length).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from embodied_rl.algorithms.config import GRPOConfig
+from embodied_rl.algorithms.steps import (
+    Reference,
+    descend,
+    mean,
+    means,
+    minibatches,
+    require_ratio_one,
+    schedule,
+)
+from embodied_rl.contracts import Policy
+from embodied_rl.maths.advantages import episode_weights, group_advantage
+from embodied_rl.maths.losses import (
+    clipped_policy_loss,
+    executed_mask,
+    kl_to_reference,
+    log_ratio,
+    masked_mean,
+)
+from embodied_rl.rollout.batch import Batch
+from embodied_rl.rollout.groups import GroupCollector
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Simulator
+    from embodied_rl.rollout.planner import TrainingPlanner
+
+
+class GRPO:
+    """Turns groups of episodes into better policies; the loop around it collects them."""
+
+    def __init__(self, config: GRPOConfig, policy: Policy, iterations: int, seed: int) -> None:
+        self.config, self.policy = config, policy
+        self.iterations, self.seed = iterations, seed
+        self.group_size = config.group_size
+        self.longest = 1
+        self.optimizer = torch.optim.Adam(
+            policy.policy_parameters(), config.learning_rate, eps=1e-5
+        )
+        self.reference = Reference(policy) if config.kl_coefficient else None
+
+    def collector(
+        self,
+        simulator: Simulator,
+        planner: TrainingPlanner,
+        generator: torch.Generator,
+        halves: int,
+    ) -> GroupCollector:
+        """Whole episodes, `groups_per_iteration` groups at a time."""
+        self.longest = -(-simulator.spec.max_episode_steps // self.policy.chunk)
+        wanted = self.config.groups_per_iteration
+        limit = round(wanted * self.config.max_refill)
+        device = str(generator.device)
+        return GroupCollector(simulator, self.policy, planner, device, halves, wanted, limit)
+
+    def update(self, batch: Batch, iteration: int) -> dict[str, float]:
+        """Improve the policy on freshly collected groups; returns the training curve's values.
+
+        Raises `RatioError` and `NonFinite` as PPO does.
+        """
+        config = self.config
+        done = iteration / max(1, self.iterations)
+        rate = config.learning_rate * schedule(config.learning_rate_schedule, done)
+        self.optimizer.param_groups[0]["lr"] = rate
+        advantage = self.advantages(batch)
+        history: list[dict[str, float]] = []
+        for rows in minibatches(
+            batch.valid, config.minibatch_size, config.epochs, self.seed, iteration
+        ):
+            history.append(self._step(batch, advantage, rows, first=not history))
+            if config.max_kl and mean([s["approx_kl"] for s in history[-8:]]) > config.max_kl:
+                break
+        return means(history) | {
+            "learning_rate": rate,
+            "num_updates": float(len(history)),
+            "num_groups": float(len(set(batch.group[batch.valid].tolist()))),
+        }
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """Advantage of every row [N], weighted for the episode's length."""
+        score = torch.tensor([r.total_reward for r in batch.results], device=batch.value.device)
+        group = torch.tensor([r.episode.group for r in batch.results], device=batch.value.device)
+        relative = group_advantage(score, group, self.config.scale)[batch.episode]
+        rule = self.config.length_normalisation
+        return relative * episode_weights(batch.episode, batch.valid, rule, self.longest)
+
+    def _step(self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool) -> dict[str, float]:
+        config = self.config
+        trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
+        observation = batch.observation.select(rows)
+        seen = self.policy.evaluate(observation, trace)
+        steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
+        change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, config.ratio_level)
+        values: dict[str, float] = {}
+        if first:
+            values["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
+        weight = advantage[rows]
+        if config.ratio_level == "step":
+            weight = weight[:, None].expand_as(change)
+        policy = clipped_policy_loss(
+            change, weight, mask, config.clip, config.clip_high, config.dual_clip
+        )
+        entropy = masked_mean(seen.entropy, steps)
+        loss = policy.loss - config.entropy_coefficient * entropy
+        if self.reference:
+            known = self.reference.log_prob(observation, trace)
+            away = kl_to_reference(seen.log_prob, known, steps, config.kl_estimator)
+            loss = loss + config.kl_coefficient * away
+            values["kl_to_reference"] = float(away.detach())
+        norms = descend(self.optimizer, loss, config.max_grad_norm, self.policy)
+        return values | {
+            "policy_loss": float(policy.loss.detach()),
+            "approx_kl": float(policy.approx_kl),
+            "clip_fraction": float(policy.clip_fraction),
+            "entropy": float(entropy.detach()),
+            "grad_norm": float(norms[0]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.optimizer.load_state_dict(state)

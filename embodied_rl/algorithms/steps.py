@@ -1,0 +1,121 @@
+"""Steps that all policy-gradient algorithms take: minibatches, the ratio gate, one descent."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from embodied_rl.contracts import Observation, Policy
+
+
+class RatioError(RuntimeError):
+    """A policy does not reproduce the log-probabilities of its own fresh decisions."""
+
+
+class NonFinite(RuntimeError):
+    """A loss or gradient became NaN or infinite."""
+
+
+def minibatches(
+    valid: Tensor, size: int, epochs: int, seed: int, iteration: int
+) -> Iterator[Tensor]:
+    """Indices of valid rows [N] in a new random order every epoch, in parts of about `size`.
+
+    The order is a function of seed and iteration alone, so nothing random has to be saved.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + iteration)
+    rows = valid.nonzero()[:, 0].cpu()
+    if not len(rows):
+        return
+    for _ in range(epochs):
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        count = max(1, round(len(order) / size))
+        yield from order.to(valid.device).tensor_split(count)
+
+
+def descend(
+    optimizer: torch.optim.Optimizer, loss: Tensor, max_grad_norm: float, policy: Any
+) -> list[Tensor]:
+    """One optimiser step; the gradient norm of each parameter group before it was scaled down.
+
+    Raises `NonFinite` naming the loss or the first parameter with a bad gradient.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    if not torch.isfinite(loss):
+        raise NonFinite(f"the loss is {loss.item()}; lower the learning rate or raise max_kl")
+    loss.backward()  # type: ignore[no-untyped-call]
+    return step_with_gradients(optimizer, max_grad_norm, policy)
+
+
+def step_with_gradients(
+    optimizer: torch.optim.Optimizer, max_grad_norm: float, policy: Any
+) -> list[Tensor]:
+    """Clip the gradients that are there and step; the norms before, as `descend` returns them."""
+    norms = [clip_grad_norm_(group["params"], max_grad_norm) for group in optimizer.param_groups]
+    if not all(map(torch.isfinite, norms)):
+        raise NonFinite(f"{_first_bad_gradient(policy)} has a gradient that is not finite")
+    optimizer.step()
+    return norms
+
+
+def require_ratio_one(change: Tensor, tolerance: float) -> float:
+    """The largest log-ratio before the first update; raises `RatioError` if it is not about 0."""
+    worst = float(change.detach().abs().max())
+    if not worst <= tolerance:
+        raise RatioError(
+            f"before any update the policy gives its own decisions another probability than "
+            f"when it made them: largest log-ratio {worst:.3g}, allowed "
+            f"{tolerance:g} (algorithm.ratio_tolerance). Usual causes: "
+            f"dropout or another random layer, normalisation statistics that changed in "
+            f"between, reduced precision in one of the two, or a trace that does not hold "
+            f"what was drawn."
+        )
+    return worst
+
+
+class Reference:
+    """A frozen copy of the policy that the run began with, to stay near."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = copy.deepcopy(policy)
+        for parameter in [*self._policy.policy_parameters(), *self._policy.value_parameters()]:
+            parameter.requires_grad_(False)
+
+    @torch.no_grad()
+    def log_prob(self, observation: Observation, trace: Mapping[str, Tensor]) -> Tensor:
+        """Its log-probability [B, H] of recorded decisions."""
+        return self._policy.evaluate(observation, trace).log_prob
+
+
+def schedule(kind: Literal["constant", "linear", "cosine"], done: float) -> float:
+    """Share of the learning rate that is left when a share `done` of the run is over."""
+    return {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[kind]
+
+
+def means(history: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each value over the steps that have it."""
+    names = sorted({name for step in history for name in step})
+    return {name: mean([step[name] for step in history if name in step]) for name in names}
+
+
+def mean(values: list[float]) -> float:
+    """Arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def _first_bad_gradient(policy: Any) -> str:
+    named = getattr(policy, "named_parameters", dict)
+    for name, parameter in dict(named()).items():
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return f"parameter {name}"
+    return "a parameter"

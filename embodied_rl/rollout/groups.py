@@ -1,0 +1,208 @@
+"""Whole episodes in groups that share task and initial state, for group-relative algorithms.
+
+A group whose episodes all end with the same return has nothing to teach: its advantages are zero.
+Such groups are replaced by further ones ("dynamic sampling" of DAPO, arXiv:2503.14476, section
+3.2), so that an update always sees as many groups as it asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied_rl.contracts import ChunkResult, Decision, Episode, Observation, Policy, Simulator
+from embodied_rl.rollout.batch import Batch, EpisodeResult
+from embodied_rl.rollout.episodes import EpisodeRun
+from embodied_rl.rollout.planner import TrainingPlanner
+from embodied_rl.rollout.running import gather, halves_of
+
+
+class GroupCollector:
+    """Collects `num_groups` groups that can be learned from, trying at most `max_groups`."""
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        policy: Policy,
+        planner: TrainingPlanner,
+        device: str,
+        halves: int,
+        num_groups: int,
+        max_groups: int,
+    ) -> None:
+        self._simulator, self._policy, self._planner = simulator, policy, planner
+        self._device, self._halves = device, halves_of(simulator.num_slots, halves)
+        self._num_groups, self._max_groups = num_groups, max_groups
+
+    def collect(self) -> Batch:
+        """Rows are ordered by episode, then by time: T = N decisions of one slot."""
+        groups = _Groups(self._policy, self._planner, self._num_groups, self._max_groups)
+        first = self._planner.take(self._num_groups * self._planner.group_size)
+        run = EpisodeRun(
+            self._simulator,
+            self._policy,
+            first,
+            self._planner.seed,
+            "explore",
+            self._device,
+            groups,
+        )
+        run.all(self._halves)
+        return groups.batch(run.seconds, self._device)
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The plan: no episode is in flight between collections."""
+        return {}, {"planner": self._planner.state_dict()}
+
+    def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Continue a plan."""
+        self._planner.load_state_dict(state["planner"])
+
+
+@dataclass
+class _Row:
+    """One decision of one episode: where its tensors are, and what came of it."""
+
+    observation: tuple[Observation, int]
+    decision: tuple[Decision, int]
+    reward: Tensor | None = None
+    executed: int = 0
+    done: bool = False
+    next_value: float = 0.0
+
+
+@dataclass
+class _Group:
+    rows: dict[str, list[_Row]] = field(default_factory=dict)
+    results: list[EpisodeResult] = field(default_factory=list)
+
+
+class _Groups:
+    """The recorder behind `GroupCollector`."""
+
+    def __init__(
+        self, policy: Policy, planner: TrainingPlanner, num_groups: int, max_groups: int
+    ) -> None:
+        self._policy, self._planner = policy, planner
+        self._num_started, self._max_groups = num_groups, max_groups
+        self._open: dict[int, _Group] = {}
+        self._closed: list[_Group] = []
+        self._dull: list[_Group] = []
+
+    def decided(
+        self, episodes: Sequence[Episode], observation: Observation, decision: Decision
+    ) -> None:
+        """Keep the decisions."""
+        for i, episode in enumerate(episodes):
+            rows = self._rows(episode)
+            value = float(decision.value[i])
+            if rows:
+                rows[-1].next_value = value
+            rows.append(_Row((observation, i), (decision, i)))
+
+    def executed(self, episodes: Sequence[Episode], result: ChunkResult) -> None:
+        """Keep what came of them; a lost episode starts again."""
+        cut = (result.truncated & ~result.terminated & ~result.lost).nonzero()[:, 0]
+        values: dict[int, float] = {}
+        if len(cut):
+            seen = result.final_observation.select(cut)
+            found = self._policy.value(seen.to(self._device_of(episodes[0])))
+            values = dict(zip(cut.tolist(), found.tolist(), strict=True))
+        for i, episode in enumerate(episodes):
+            rows = self._rows(episode)
+            if result.lost[i]:
+                rows.clear()
+                continue
+            row = rows[-1]
+            row.reward, row.executed = result.reward[i].cpu(), int(result.executed[i])
+            row.done, row.next_value = bool(result.done[i]), values.get(i, 0.0)
+
+    def ended(self, result: EpisodeResult) -> Sequence[Episode]:
+        """Close a group when its last episode is over; a dull one is replaced."""
+        number = result.episode.group
+        group = self._open.setdefault(number, _Group())
+        group.results.append(result)
+        if len(group.results) < self._planner.group_size:
+            return ()
+        del self._open[number]
+        if _teaches(group.results):
+            self._closed.append(group)
+            return ()
+        self._dull.append(group)
+        if self._num_started >= self._max_groups:
+            return ()
+        self._num_started += 1
+        return self._planner.take(self._planner.group_size)
+
+    def batch(self, seconds: dict[str, float], device: str) -> Batch:
+        """The rows of the groups that teach, and the results of all episodes.
+
+        In the plan's order, whatever order the slots and workers finished in. If no group teaches,
+        one that does not stands for the batch, with all its rows invalid.
+        """
+        kept = self._closed or self._dull[:1]
+        dull = self._dull if self._closed else self._dull[1:]
+        kept.sort(key=lambda group: group.results[0].episode.group)
+        results: list[EpisodeResult] = []
+        rows: list[_Row] = []
+        episode_of: list[int] = []
+        for group in kept:
+            for result in sorted(group.results, key=lambda r: r.episode.key):
+                for row in group.rows[result.episode.key]:
+                    rows.append(row)
+                    episode_of.append(len(results))
+                results.append(result)
+        groups = [results[i].episode.group for i in episode_of]
+        results += [result for group in dull for result in group.results]
+        teaches = bool(self._closed)
+        return _assemble(rows, groups, episode_of, results, seconds, device, teaches)
+
+    def _rows(self, episode: Episode) -> list[_Row]:
+        return self._open.setdefault(episode.group, _Group()).rows.setdefault(episode.key, [])
+
+    def _device_of(self, episode: Episode) -> torch.device:
+        return self._rows(episode)[-1].decision[0].value.device
+
+
+def _teaches(results: list[EpisodeResult]) -> bool:
+    """Whether the returns differ. A group with an episode that could not be run does not count."""
+    if any(result.error for result in results):
+        return False
+    return len(results) == 1 or len({result.total_reward for result in results}) > 1
+
+
+def _assemble(
+    rows: list[_Row],
+    groups: list[int],
+    episodes: list[int],
+    results: list[EpisodeResult],
+    seconds: dict[str, float],
+    device: str,
+    teaches: bool,
+) -> Batch:
+    decisions = [row.decision for row in rows]
+    rewards = [row.reward for row in rows if row.reward is not None]
+    return Batch(
+        num_decisions=len(rows),
+        observation=gather([row.observation for row in rows]),
+        trace={
+            name: torch.stack([decision.trace[name][i] for decision, i in decisions])
+            for name in decisions[0][0].trace
+        },
+        log_prob=torch.stack([decision.log_prob[i] for decision, i in decisions]),
+        value=torch.stack([decision.value[i] for decision, i in decisions]),
+        next_value=torch.tensor([row.next_value for row in rows], device=device),
+        reward=torch.stack(rewards).to(device),
+        executed=torch.tensor([row.executed for row in rows], device=device),
+        done=torch.tensor([row.done for row in rows], device=device),
+        valid=torch.full((len(rows),), teaches, device=device),
+        group=torch.tensor(groups, device=device),
+        episode=torch.tensor(episodes, device=device),
+        results=results,
+        num_lost=sum(result.error is not None for result in results),
+        seconds=seconds,
+    )
