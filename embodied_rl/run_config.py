@@ -78,11 +78,12 @@ class EvaluationConfig(Config):
     episodes: int = Field(200, ge=1)
     """Held-out initial states at the start and the end of reinforcement learning."""
     every: int = Field(0, ge=0)
-    """Iterations between smaller checks during training; 0 turns them off."""
+    """Iterations between smaller checks during training, with one at the end; 0 turns them off."""
     quick_episodes: int = Field(64, ge=1)
     """Episodes of those checks. They use other initial states than the final result does."""
     keep_best: bool = True
-    """Evaluate the checkpoint with the best quick check at the end, instead of the last one."""
+    """Guard against a collapse: where the last quick check is worse than the best one by more than
+    its standard error, the result is the last policy that was not, instead of the very last one."""
 
 
 class LoggingConfig(Config):

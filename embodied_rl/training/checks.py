@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -69,6 +70,19 @@ def quick_check(
     summary = evaluate(policy, simulator, plan, run.config.rollout.halves, run.config.seed, device)
     _log(run, summary, iteration, "quick")
     return summary.success_once
+
+
+def is_as_good(success: float, best: float, episodes: int) -> bool:
+    """Whether a success rate is no worse than the best so far, as far as the check can tell.
+
+    The later of two policies has learned more, so it is passed over only if it did worse by more
+    than the standard error of the best one's check: keeping the best guards against a collapse,
+    and must not pick what was lucky.
+    """
+    # Two more successes and failures than were seen (Agresti and Coull 1998): a check without
+    # failures is not beyond doubt.
+    known = (max(best, 0.0) * episodes + 2.0) / (episodes + 4.0)
+    return success >= best - math.sqrt(known * (1.0 - known) / episodes)
 
 
 def film(run: Run, name: Literal["start", "final"]) -> None:

@@ -19,7 +19,7 @@ from embodied_rl.training.checkpoint import (
     under,
     with_prefix,
 )
-from embodied_rl.training.checks import quick_check
+from embodied_rl.training.checks import is_as_good, quick_check
 from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.policy_folder import load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
@@ -34,6 +34,7 @@ class Position:
     iteration: int = 0
     env_steps: int = 0
     best_success: float = -1.0
+    last_is_best: bool = False
 
 
 class Reinforcement:
@@ -90,17 +91,28 @@ class Reinforcement:
             self._check()
         return _note(values)
 
+    def collapsed(self) -> bool:
+        """Whether the policy that training ended with is worse than the one that was kept."""
+        options = self.run.config.evaluation
+        if not options.every or self.position.iteration % options.every == 0:
+            return not self.position.last_is_best
+        success = quick_check(
+            self.run, self.simulator, self.policy, self.position.iteration, self.device
+        )
+        return not is_as_good(success, self.position.best_success, options.quick_episodes)
+
     def _check(self) -> None:
-        """Measure on quick-check states; keep the policy if it is the best so far."""
+        """Measure on quick-check states; keep the policy unless an earlier one was better."""
         # The simulator's slots are in mid-episode: they are put back where they were afterwards.
         tensors, state = self.collector.state_dict()
         success = quick_check(
             self.run, self.simulator, self.policy, self.position.iteration, self.device
         )
         self.collector.load_state_dict(tensors, state)
-        # Of equal ones the later is taken: it has learned more.
-        if success >= self.position.best_success:
-            self.position.best_success = success
+        episodes, best = self.run.config.evaluation.quick_episodes, self.position.best_success
+        self.position.best_success = max(best, success)
+        self.position.last_is_best = is_as_good(success, best, episodes)
+        if self.position.last_is_best:
             folder = self.run.policy_folder("best")
             save_policy(self.policy, self.run.config.policy, folder, extra_of(self.run))
 
@@ -158,7 +170,7 @@ def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop:
     phase = Reinforcement(run, simulator, policy, device)
     phase.restore()
     env_steps = phase.train(stop)
-    if run.config.evaluation.keep_best and best.exists():
+    if run.config.evaluation.keep_best and best.exists() and phase.collapsed():
         policy = load_policy(best, device).policy
     # Also when there is one: the run may have been resumed with more iterations.
     save_policy(policy, run.config.policy, final, extra_of(run))
