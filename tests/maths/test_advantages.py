@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodied_rl.maths.advantages import chunk_reward, explained_variance, gae, normalise
+from embodied_rl.maths.advantages import (
+    chunk_reward,
+    episode_weights,
+    explained_variance,
+    gae,
+    group_advantage,
+    leave_one_out_advantage,
+    normalise,
+)
 
 NAN = float("nan")
 
@@ -139,3 +147,56 @@ def test_explained_variance() -> None:
     # Residual variance 4 (of -2, +2) against 1.
     assert explained_variance(torch.tensor([2.0, 0.0]), target) == -3.0
     assert math.isnan(explained_variance(target, torch.ones(2)))
+
+
+def test_group_advantage_by_hand() -> None:
+    score = torch.tensor([1.0, 0.0, 5.0, 1.0, 7.0, 0.0])
+    group = torch.tensor([8, 8, 3, 8, 3, 8])
+    # Group 8 has mean 1/2 and unbiased deviation sqrt(1/3); group 3 mean 6 and sqrt(2).
+    root3, root2 = math.sqrt(3), math.sqrt(2)
+    expected = [root3 / 2, -root3 / 2, -1 / root2, root3 / 2, 1 / root2, -root3 / 2]
+    assert group_advantage(score, group, "std").tolist() == pytest.approx(expected, abs=1e-6)
+    assert group_advantage(score, group, "off").tolist() == [0.5, -0.5, -1.0, 0.5, 1.0, -0.5]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1 + 0.2, -1e4])
+def test_equal_scores_have_no_advantage(value: float) -> None:
+    score = torch.full((7,), value)
+    group = torch.zeros(7, dtype=torch.int64)
+    assert group_advantage(score, group, "std").tolist() == [0.0] * 7
+    single = torch.arange(7)
+    assert group_advantage(score, single, "std").tolist() == [0.0] * 7
+    assert leave_one_out_advantage(score, single).tolist() == [0.0] * 7
+
+
+def test_leave_one_out_by_hand() -> None:
+    score = torch.tensor([1.0, 0.0, 0.0, 4.0])
+    group = torch.tensor([1, 1, 1, 0])
+    # The others' means are 0, 1/2 and 1/2; the last is alone.
+    expected = [1.0, -0.5, -0.5, 0.0]
+    assert leave_one_out_advantage(score, group).tolist() == pytest.approx(expected)
+
+
+def test_groups_do_not_depend_on_the_order_of_episodes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    score = torch.randn(12, generator=generator)
+    group = torch.arange(12) % 3
+    order = torch.randperm(12, generator=generator)
+    for rule in (
+        lambda s, g: group_advantage(s, g, "std"),
+        leave_one_out_advantage,
+    ):
+        assert torch.allclose(rule(score, group)[order], rule(score[order], group[order]))
+
+
+def test_episode_weights_by_hand() -> None:
+    """Episodes of 3, 1 and 2 decisions; one of the 3 is invalid. Five rows count."""
+    episode = torch.tensor([0, 0, 0, 1, 2, 2])
+    valid = torch.tensor([True, True, False, True, True, True])
+    assert episode_weights(episode, valid, "decision", 4).tolist() == [1, 1, 0, 1, 1, 1]
+    # Each episode weighs 5/3 in all, spread over its valid rows.
+    expected = [5 / 6, 5 / 6, 0, 5 / 3, 5 / 6, 5 / 6]
+    assert episode_weights(episode, valid, "episode", 4).tolist() == pytest.approx(expected)
+    # Each decision weighs 1/4 of an episode: 5 / (3 * 4).
+    expected = [5 / 12, 5 / 12, 0, 5 / 12, 5 / 12, 5 / 12]
+    assert episode_weights(episode, valid, "constant", 4).tolist() == pytest.approx(expected)

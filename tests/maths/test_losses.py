@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from embodied_rl.maths.losses import (
     clipped_policy_loss,
     executed_mask,
+    kl_to_reference,
     log_ratio,
     masked_mean,
     value_loss,
@@ -134,3 +136,67 @@ def test_means_over_nothing_are_zero() -> None:
 def test_value_loss_by_hand() -> None:
     mask = torch.tensor([True, True, False])
     assert value_loss(torch.tensor([1.0, 2.0, 9.0]), torch.zeros(3), mask).item() == 2.5
+
+
+def test_clip_higher_bounds_only_the_rise() -> None:
+    advantage = torch.tensor([1.0, 1.0, -1.0])
+    found = clipped_policy_loss(logs(1.25, 1.5, 0.7), advantage, all_of(advantage), 0.2, 0.3)
+    # 1.25 is inside 0.8 .. 1.3, 1.5 is cut to 1.3, and 0.7 is held at 0.8: -(1.25 + 1.3 - 0.8) / 3.
+    assert float(found.loss) == pytest.approx(-1.75 / 3)
+    assert float(found.clip_fraction) == pytest.approx(2 / 3)
+
+
+def test_dual_clip_bounds_the_loss_of_a_bad_decision() -> None:
+    advantage = torch.tensor([-2.0, -2.0, 2.0])
+    ratio = logs(5.0, 2.0, 5.0).requires_grad_()
+    found = clipped_policy_loss(ratio, advantage, all_of(advantage), 0.2, dual_clip=3.0)
+    # Gains: -10 held at -6, -4, and 5 cut to 1.2 times 2.
+    assert float(found.loss.detach()) == pytest.approx((6 + 4 - 2.4) / 3)
+    found.loss.backward()  # type: ignore[no-untyped-call]
+    assert ratio.grad is not None
+    assert ratio.grad.tolist() == pytest.approx([0.0, 4 / 3, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value"),
+    # log(new / reference) is log 2 and -log 2: r is 1/2 and 2.
+    [("k1", 0.0), ("k2", math.log(2) ** 2 / 2), ("k3", ((0.5 - 1) + (2 - 1)) / 2)],
+)
+def test_kl_estimates_by_hand(estimator: Any, value: float) -> None:
+    reference = torch.zeros(3)
+    new = torch.tensor([math.log(2), -math.log(2), math.nan])
+    mask = torch.tensor([True, True, False])
+    assert float(kl_to_reference(new, reference, mask, estimator)) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_gradients_point_back_to_the_reference(estimator: Any) -> None:
+    """On exact expectations over three outcomes: k1 and k2 give the gradient of KL(policy ||
+    reference), k3 that of KL(reference || policy)."""
+    logits = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+    new = logits.log_softmax(0)
+    weights = new.detach().exp()
+    total = sum(
+        weights[i]
+        * kl_to_reference(new[i : i + 1], reference[i : i + 1], torch.tensor([True]), estimator)
+        for i in range(3)
+    )
+    assert isinstance(total, Tensor)
+    (found,) = torch.autograd.grad(total, logits)
+    again = logits.log_softmax(0)
+    policy_first = torch.nn.functional.kl_div(reference, again, reduction="sum", log_target=True)
+    reference_first = torch.nn.functional.kl_div(again, reference, reduction="sum", log_target=True)
+    exact = reference_first if estimator == "k3" else policy_first
+    (expected,) = torch.autograd.grad(exact, logits)
+    assert torch.allclose(found, expected)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_neither_overflows_nor_sees_masked_entries(estimator: Any) -> None:
+    new = torch.tensor([-500.0, math.nan, 300.0], requires_grad=True)
+    mask = torch.tensor([True, False, True])
+    found = kl_to_reference(new, torch.zeros(3), mask, estimator)
+    found.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(found)
+    assert new.grad is not None and torch.isfinite(new.grad).all()

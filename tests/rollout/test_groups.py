@@ -1,0 +1,156 @@
+"""Groups of whole episodes: together under every sharding, refilled when they teach nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.rollout.batch import Batch
+from embodied_rl.rollout.build import build_simulator
+from embodied_rl.rollout.groups import GroupCollector
+from embodied_rl.rollout.planner import TrainingPlanner
+from embodied_rl.rollout.pool import SimulatorPool
+from embodied_rl.run_config import RolloutConfig
+from line_world import LineConfig
+from policies.config import FlowMLPConfig
+
+GROUP_SIZE = 4
+
+
+@contextmanager
+def line(num_slots: int = 8, workers: int = 0, limit: int = 5) -> Iterator[Simulator]:
+    rollout = RolloutConfig(num_slots=num_slots, num_workers=workers)
+    simulator = build_simulator(LineConfig(limit=limit), rollout, chunk=2)
+    yield simulator
+    simulator.close()
+
+
+def policy_for(simulator: Simulator) -> Policy:
+    torch.manual_seed(0)
+    config = FlowMLPConfig(chunk=2, hidden_size=16, num_layers=1, value_hidden_size=8)
+    return config.build(simulator.spec.contract)
+
+
+def collector(
+    simulator: Simulator, policy: Policy, num_groups: int = 5, max_groups: int = 15
+) -> GroupCollector:
+    planner = TrainingPlanner("line", 0, group_size=GROUP_SIZE)
+    return GroupCollector(simulator, policy, planner, "cpu", 2, num_groups, max_groups)
+
+
+def collect(num_slots: int = 8, workers: int = 0, max_groups: int = 15) -> Batch:
+    with line(num_slots, workers) as simulator:
+        return collector(simulator, policy_for(simulator), max_groups=max_groups).collect()
+
+
+def same(a: Batch, b: Batch) -> bool:
+    names = ["log_prob", "value", "next_value", "reward", "executed", "done", "group", "episode"]
+    return all(
+        torch.allclose(getattr(a, name).float(), getattr(b, name).float(), atol=1e-5)
+        for name in names
+    ) and {r.episode.key for r in a.results} == {r.episode.key for r in b.results}
+
+
+@pytest.mark.parametrize(("num_slots", "workers"), [(2, 0), (6, 0), (20, 0), (6, 3)])
+def test_groups_are_the_same_under_every_sharding(num_slots: int, workers: int) -> None:
+    assert same(collect(), collect(num_slots, workers))
+
+
+def test_a_group_shares_its_start_and_nothing_else() -> None:
+    batch = collect()
+    for number in sorted(set(batch.group.tolist())):
+        rows = batch.group == number
+        episodes = [batch.results[i].episode for i in sorted(set(batch.episode[rows].tolist()))]
+        assert len(episodes) == GROUP_SIZE
+        assert len({e.initial_state for e in episodes}) == 1
+        assert len({e.seed for e in episodes}) == GROUP_SIZE
+        first = [int((batch.episode == i).nonzero()[0]) for i in set(batch.episode[rows].tolist())]
+        assert len(torch.unique(batch.observation.state[first], dim=0)) == 1
+        assert len(torch.unique(batch.log_prob[first], dim=0)) == GROUP_SIZE
+
+
+def test_rows_are_whole_episodes_in_order() -> None:
+    batch = collect()
+    assert batch.valid.all()
+    ends = batch.done.nonzero()[:, 0].tolist()
+    assert [batch.episode[i].item() for i in ends] == list(range(len(ends)))
+    for i in range(len(ends)):
+        rows = (batch.episode == i).nonzero()[:, 0]
+        assert torch.equal(rows, torch.arange(int(rows[0]), int(rows[-1]) + 1))
+        assert int(batch.executed[rows].sum()) == batch.results[i].num_steps
+        assert float(batch.reward[rows].sum()) == batch.results[i].total_reward
+        # Within an episode the next value is that of the next decision.
+        assert torch.equal(batch.next_value[rows[:-1]], batch.value[rows[1:]])
+        won = batch.results[i].success_once
+        assert (batch.next_value[rows[-1]] == 0) == won  # only a time limit is bootstrapped
+
+
+def test_groups_that_teach_nothing_are_replaced() -> None:
+    batch = collect()
+    outcomes: dict[int, list[float]] = {}
+    for result in batch.results:
+        outcomes.setdefault(result.episode.group, []).append(result.total_reward)
+    taught = set(batch.group.tolist())
+    assert len(taught) == 5
+    assert all(len(set(outcomes[group])) > 1 for group in taught)
+    dull = set(outcomes) - taught
+    assert dull and all(len(set(outcomes[group])) == 1 for group in dull)
+    # Their episodes still count in the success rate.
+    assert len(batch.results) == GROUP_SIZE * len(outcomes)
+
+
+def test_without_refill_the_batch_shrinks() -> None:
+    batch = collect(max_groups=5)
+    assert 0 < len(set(batch.group.tolist())) < 5
+    assert len(batch.results) == 5 * GROUP_SIZE
+
+
+def test_a_batch_that_teaches_nothing_has_no_valid_rows() -> None:
+    with line() as simulator:
+        policy: Any = policy_for(simulator)
+        policy.head.low.zero_(), policy.head.high.zero_()  # It cannot move.
+        batch = collector(simulator, policy, num_groups=1, max_groups=1).collect()
+    assert len(batch.valid) and not batch.valid.any()
+    assert len(batch.results) == GROUP_SIZE
+
+
+def test_evaluate_reproduces_the_log_probabilities() -> None:
+    with line() as simulator:
+        policy = policy_for(simulator)
+        batch = collector(simulator, policy).collect()
+    seen = policy.evaluate(batch.observation, batch.trace)
+    assert torch.allclose(seen.log_prob, batch.log_prob, atol=1e-5)
+
+
+def test_the_plan_goes_on_where_it_was() -> None:
+    with line() as simulator:
+        policy = policy_for(simulator)
+        whole = collector(simulator, policy)
+        whole.collect()
+        tensors, state = whole.state_dict()
+        expected = whole.collect()
+        again = collector(simulator, policy)
+        again.load_state_dict(tensors, state)
+        assert same(again.collect(), expected)
+
+
+def test_a_killed_worker_costs_nothing_but_time() -> None:
+    with line(num_slots=4, workers=2) as simulator:
+        assert isinstance(simulator, SimulatorPool)
+        policy = policy_for(simulator)
+        collecting = collector(simulator, policy)
+        os.kill(simulator.process_ids[1], signal.SIGKILL)
+        time.sleep(0.1)
+        batch = collecting.collect()
+    counts = Counter(batch.results[i].episode.group for i in set(batch.episode.tolist()))
+    assert set(counts.values()) == {GROUP_SIZE}
+    assert same(batch, collect())
