@@ -20,6 +20,7 @@ PARTS: dict[str, dict[str, str]] = {
     "policy": {
         "flow_mlp": "policies.config:FlowMLPConfig",
         "flow_vla": "policies.config:FlowVLAConfig",
+        "token_vla": "policies.config:TokenVLAConfig",
         "gaussian_mlp": "policies.config:GaussianMLPConfig",
     },
     "algorithm": {

@@ -3,6 +3,7 @@ importing torch."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -66,15 +67,13 @@ class FlowMLPConfig(FlowConfig):
         return policy
 
 
-class FlowVLAConfig(FlowConfig):
-    """Cameras, an instruction and the state as a shared prefix; a transformer action expert."""
+class PrefixConfig(Config):
+    """How a vision-language-action policy sees."""
 
-    type: Literal["flow_vla"] = "flow_vla"
-    needs_cameras: ClassVar[bool] = True
     hidden_size: int = Field(128, ge=16)
-    """Width of prefix and expert tokens."""
+    """Width of all tokens."""
     num_prefix_layers: int = Field(2, ge=1)
-    num_expert_layers: int = Field(2, ge=1)
+    """Transformer layers over image patches, instruction and state."""
     num_heads: int = Field(4, ge=1)
     patch_size: int = Field(8, ge=2)
     """Side of an image patch in pixels; it divides the images' height and width."""
@@ -90,9 +89,49 @@ class FlowVLAConfig(FlowConfig):
             )
         return self
 
+
+class FlowVLAConfig(PrefixConfig, FlowConfig):
+    """Cameras, an instruction and the state as a shared prefix; a transformer action expert."""
+
+    type: Literal["flow_vla"] = "flow_vla"
+    needs_cameras: ClassVar[bool] = True
+    num_expert_layers: int = Field(2, ge=1)
+
     def build(self, contract: Contract) -> Policy:
         """A new policy with random weights for this contract."""
         policy: Policy = catalogue.load("policies.flow_vla:FlowVLA")(self, contract)
+        return policy
+
+
+class TokenVLAConfig(PrefixConfig):
+    """A language model that speaks action tokens, after cameras (if there are any), instruction and
+    state."""
+
+    type: Literal["token_vla"] = "token_vla"
+    needs_cameras: ClassVar[bool] = False
+    chunk: int = Field(4, ge=1)
+    """H: control steps planned and executed per decision."""
+    decoder: str = "llama"
+    """transformers' model type of a new decoder, such as `llama` or `qwen2`."""
+    pretrained: Path | None = None
+    """A folder with a causal language model of transformers to begin with, instead of a new one;
+    its size then counts, and its last ids become the action tokens, as in OpenVLA."""
+    num_decoder_layers: int = Field(2, ge=1)
+    num_bins: int = Field(256, ge=4)
+    """Values per action dimension, evenly spaced between the 1st and 99th percentile of the
+    demonstrated actions, and action tokens (OpenVLA, arXiv:2406.09246, section 3.2)."""
+    decoding: Literal["autoregressive", "parallel"] = "autoregressive"
+    """One token after the other, or all of a chunk at once (OpenVLA-OFT, arXiv:2502.19645)."""
+    temperature: float = Field(1.0, gt=0.0)
+    """Of exploration; the log-probabilities are those of the same distribution."""
+    top_k: int | None = Field(None, ge=1)
+    """Explore among this many likeliest tokens only."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Explore among the likeliest tokens that make up this probability."""
+
+    def build(self, contract: Contract) -> Policy:
+        """A new policy for this contract, with random weights but for a pretrained decoder."""
+        policy: Policy = catalogue.load("policies.token_vla:TokenVLA")(self, contract)
         return policy
 
 

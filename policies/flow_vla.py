@@ -17,13 +17,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from policies.flow_head import FlowHead
 from policies.layers import Normaliser, TimeEmbedding, mlp, normalised_state, require_observation
+from policies.prefix import PrefixEncoder, feed_forward, heads_of, join_heads
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
     from policies.config import FlowVLAConfig
 
 _TIME_SIZE = 64
-_NUM_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -130,70 +130,6 @@ class FlowVLA(nn.Module):
         return value
 
 
-class PrefixEncoder(nn.Module):
-    """Image patches, instruction bytes and the state as tokens that attend to each other."""
-
-    def __init__(self, config: FlowVLAConfig, contract: Contract) -> None:
-        super().__init__()
-        width, self._patch = config.hidden_size, config.patch_size
-        for camera in contract.cameras:
-            if camera.height % self._patch or camera.width % self._patch:
-                raise ValueError(
-                    f"camera {camera.name!r} gives images of {camera.height} x {camera.width}; "
-                    f"both must be multiples of policy.patch_size={self._patch}"
-                )
-        self._cameras = [camera.name for camera in contract.cameras]
-        self.patches = nn.ModuleDict()
-        self.positions = nn.ParameterDict()
-        for camera in contract.cameras:
-            count = (camera.height // self._patch) * (camera.width // self._patch)
-            # Overlapping windows see what straddles two patches.
-            self.patches[camera.name] = nn.Sequential(
-                nn.Conv2d(3, width // 2, 5, stride=2, padding=2),
-                nn.SiLU(),
-                nn.Conv2d(width // 2, width, self._patch // 2, stride=self._patch // 2),
-            )
-            self.positions[camera.name] = nn.Parameter(0.02 * torch.randn(count, width))
-        self._num_bytes = config.max_instruction_bytes
-        self.bytes = nn.Embedding(_NUM_BYTES, width)
-        self.byte_positions = nn.Parameter(0.02 * torch.randn(self._num_bytes, width))
-        self.state = nn.Linear(contract.state_dim, width) if contract.state_dim else None
-        self.layers = nn.ModuleList(
-            Block(width, config.num_heads) for _ in range(config.num_prefix_layers)
-        )
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, observation: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B, L, width] and which of them are real [B, L]."""
-        parts = [self._image(observation.images[name], name) for name in self._cameras]
-        mask = [torch.ones(p.shape[:2], dtype=torch.bool, device=p.device) for p in parts]
-        text, is_text = self._bytes(observation.instruction, state.device)
-        parts.append(self.bytes(text) + self.byte_positions)
-        mask.append(is_text)
-        if self.state is not None:
-            parts.append(self.state(state)[:, None])
-            mask.append(torch.ones(len(state), 1, dtype=torch.bool, device=state.device))
-        tokens, real = torch.cat(parts, 1), torch.cat(mask, 1)
-        for layer in self.layers:
-            tokens = layer(tokens, real[:, None, None])
-        return self.norm(tokens), real
-
-    def _image(self, image: Tensor, camera: str) -> Tensor:
-        pixels = image.permute(0, 3, 1, 2).float() / 127.5 - 1.0
-        features: Tensor = self.patches[camera](pixels)
-        tokens: Tensor = features.flatten(2).transpose(1, 2) + self.positions[camera]
-        return tokens
-
-    def _bytes(self, instructions: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-        """UTF-8 bytes [B, length] and which are real; a batch often repeats few sentences."""
-        encoded = {text: list(text.encode()[: self._num_bytes]) for text in set(instructions)}
-        rows = [encoded[text] for text in instructions]
-        padded = [row + [0] * (self._num_bytes - len(row)) for row in rows]
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        real = torch.arange(self._num_bytes, device=device) < lengths[:, None]
-        return torch.tensor(padded, device=device), real
-
-
 class ActionExpert(nn.Module):
     """Velocity of noisy action tokens, given a prefix's keys and values."""
 
@@ -217,7 +153,7 @@ class ActionExpert(nn.Module):
         pairs = []
         for layer in self.keys_values:
             keys, values = layer(tokens).chunk(2, dim=-1)
-            pairs.append((_heads(keys, self._heads), _heads(values, self._heads)))
+            pairs.append((heads_of(keys, self._heads), heads_of(values, self._heads)))
         return Prefix(pairs, mask[:, None, None])
 
     def forward(self, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,26 +165,6 @@ class ActionExpert(nn.Module):
         return self.action_out(features), features
 
 
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.feed_forward = _feed_forward(width)
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Tokens [B, L, width]; only tokens where mask [B, 1, 1, L] are attended to."""
-        q, k, v = (_heads(x, self._heads) for x in self.qkv(self.norm1(tokens)).chunk(3, dim=-1))
-        seen = scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        tokens = tokens + self.out(_join_heads(seen))
-        mixed: Tensor = tokens + self.feed_forward(self.norm2(tokens))
-        return mixed
-
-
 class ExpertBlock(nn.Module):
     """Action tokens attend to the prefix and to each other in one attention."""
 
@@ -258,11 +174,11 @@ class ExpertBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.feed_forward = _feed_forward(width)
+        self.feed_forward = feed_forward(width)
 
     def forward(self, tokens: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Action tokens [B, H, width] with the prefix's keys, values [B, heads, L, D] and mask."""
-        q, k, v = (_heads(x, self._heads) for x in self.qkv(self.norm1(tokens)).chunk(3, dim=-1))
+        q, k, v = (heads_of(x, self._heads) for x in self.qkv(self.norm1(tokens)).chunk(3, dim=-1))
         own = torch.ones(*mask.shape[:3], tokens.shape[1], dtype=torch.bool, device=mask.device)
         seen = scaled_dot_product_attention(
             q,
@@ -270,18 +186,6 @@ class ExpertBlock(nn.Module):
             torch.cat([values, v], dim=2),
             attn_mask=torch.cat([mask, own], dim=3),
         )
-        tokens = tokens + self.out(_join_heads(seen))
+        tokens = tokens + self.out(join_heads(seen))
         mixed: Tensor = tokens + self.feed_forward(self.norm2(tokens))
         return mixed
-
-
-def _feed_forward(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-
-def _heads(x: Tensor, count: int) -> Tensor:
-    return x.view(*x.shape[:2], count, -1).transpose(1, 2)
-
-
-def _join_heads(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(2)

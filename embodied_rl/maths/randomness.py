@@ -29,6 +29,19 @@ def standard_normal(
     return drawn.to(device)
 
 
+def uniform_numbers(
+    shape: Sequence[int], randomness: Randomness, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Numbers in [0, 1), float32, of a shape whose first dimension is the batch."""
+    if isinstance(randomness, torch.Generator):
+        drawn = torch.rand(*shape, generator=randomness, device=randomness.device)
+    else:
+        _require_one_per_row(shape, randomness)
+        rows = [torch.rand(*shape[1:], generator=g, device=g.device) for g in randomness]
+        drawn = torch.stack(rows)
+    return drawn.to(device)
+
+
 def uniform_integers(
     end: int, batch: int, randomness: Randomness, device: torch.device | str = "cpu"
 ) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 from embodied_rl.contracts import Camera, Contract, ContractMismatch, Observation, Policy
 from embodied_rl.training.policy_folder import DamagedPolicy, load_policy, save_policy
-from policies.config import FlowMLPConfig, FlowVLAConfig, GaussianMLPConfig
+from policies.config import FlowMLPConfig, FlowVLAConfig, GaussianMLPConfig, TokenVLAConfig
 
 CONTRACT = Contract(
     state_dim=5,
@@ -39,6 +39,18 @@ CONFIGS: dict[str, Any] = {
     "flow_vla": FlowVLAConfig(hidden_size=32, max_instruction_bytes=12, **SMALL),
     "flow_vla_noise": FlowVLAConfig(
         hidden_size=32, max_instruction_bytes=12, exploration="flow_noise", **SMALL
+    ),
+    "token_vla": TokenVLAConfig(
+        hidden_size=32, max_instruction_bytes=12, chunk=2, num_bins=16, temperature=1.3, top_p=0.9
+    ),
+    "token_vla_parallel": TokenVLAConfig(
+        hidden_size=32,
+        max_instruction_bytes=12,
+        chunk=2,
+        num_bins=16,
+        decoding="parallel",
+        top_k=8,
+        decoder="qwen2",
     ),
     "gaussian": GaussianMLPConfig(chunk=2, hidden_size=16),
 }
