@@ -22,6 +22,9 @@ _TIME_SIZE = 32
 class FlowMLP(nn.Module):
     """Small and quick; meets contracts.Policy."""
 
+    exploration_weights = ("head.transition.",)
+    """Weights that only draw noise: a policy loaded to explore in another way gets new ones."""
+
     def __init__(self, config: FlowMLPConfig, contract: Contract) -> None:
         super().__init__()
         if not contract.state_dim:

@@ -48,6 +48,9 @@ class Prefix:
 class FlowVLA(nn.Module):
     """A vision-language-action flow policy; meets contracts.Policy."""
 
+    exploration_weights = ("head.transition.",)
+    """Weights that only draw noise: a policy loaded to explore in another way gets new ones."""
+
     def __init__(self, config: FlowVLAConfig, contract: Contract) -> None:
         super().__init__()
         self.contract, self.chunk = contract, config.chunk

@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from embodied_rl import catalogue
 from embodied_rl.config import Config
@@ -91,6 +92,8 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
     except SafetensorError as error:
         raise DamagedPolicy(f"{folder / _WEIGHTS} cannot be read: {error}") from None
     wanted = policy.state_dict()
+    if options is not None:
+        weights = _with_fresh_exploration(policy, weights, wanted)
     problems = [f"{name} is missing" for name in wanted if name not in weights]
     problems += [f"{name} is not known" for name in weights if name not in wanted]
     problems += [
@@ -105,6 +108,18 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
     policy.load_state_dict(weights)
     policy.to(device)
     return LoadedPolicy(policy, config, contract, data["extra"], digest)
+
+
+def _with_fresh_exploration(
+    policy: Any, weights: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Weights that only explore are new where the policy explores in another way than before."""
+    prefixes: tuple[str, ...] = getattr(policy, "exploration_weights", ())
+    if not prefixes:
+        return weights
+    known = {n: t for n, t in weights.items() if n in wanted or not n.startswith(prefixes)}
+    fresh = {n: t for n, t in wanted.items() if n not in known and n.startswith(prefixes)}
+    return known | fresh
 
 
 def _words(config: Config) -> str:

@@ -98,3 +98,21 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     with pytest.raises(DamagedPolicy, match=r"is missing.* has shape \[4.*instead of \[5"):
         load_policy(tmp_path / "a")
+
+
+def test_a_policy_may_explore_in_another_way_than_it_was_saved_with(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "a")
+    noisy = FlowMLPConfig(exploration="flow_noise")
+    loaded = load_policy(folder, options=noisy)
+    before, held = load_policy(folder).policy.state_dict(), loaded.policy.state_dict()
+    assert all(torch.equal(before[name], held[name]) for name in before)
+    assert {name for name in held if name not in before} == {
+        *("head.transition.network.0.weight", "head.transition.network.0.bias"),
+        *("head.transition.network.2.weight", "head.transition.network.2.bias"),
+    }
+    save_policy(loaded.policy, noisy, tmp_path / "b")
+    back = load_policy(tmp_path / "b", options=FlowMLPConfig()).policy.state_dict()
+    assert set(back) == set(before)
+    # Without being asked, nothing may be missing.
+    with pytest.raises(DamagedPolicy, match="does not fit these options"):
+        load_policy(folder, options=FlowMLPConfig(hidden_size=64))
