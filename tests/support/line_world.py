@@ -30,6 +30,7 @@ class LineConfig(Config):
     type: Literal["line"] = "line"
     task: str = "line"
     limit: int = 6
+    radius: float = 0.1
     break_on_state: int = -1
     """Initial state at which the environment raises."""
     die_on_state: int = -1
@@ -53,7 +54,7 @@ class LineConfig(Config):
 
 
 class Line:
-    """x moves by the action; success within 0.1 of 0 ends the episode with reward 1."""
+    """x moves by the action; success within `radius` of 0 ends the episode with reward 1."""
 
     def __init__(self, config: LineConfig) -> None:
         self.config = config
@@ -89,7 +90,7 @@ class Line:
     def step(self, action: FloatArray) -> StepOutcome:
         self.x = float(np.float32(self.x + float(action[0])))
         self.elapsed += 1
-        success = abs(self.x) < 0.1
+        success = abs(self.x) < self.config.radius
         return StepOutcome(float(success), success, self.elapsed >= self.config.limit, success)
 
     def observe(self) -> EnvironmentObservation:
