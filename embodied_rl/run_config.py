@@ -49,7 +49,7 @@ class RolloutConfig(Config):
     num_workers: int | None = Field(None, ge=0)
     """Worker processes; 0 runs the simulator inside the training process. By default one per CPU
     core, at most 16."""
-    num_slots: int = Field(32, ge=1)
+    num_slots: int = Field(32, ge=1, le=65_536)
     """Environments in all, spread over the workers."""
     halves: Literal[1, 2] = 2
     """With 2, one half of the slots simulates while the policy decides for the other."""

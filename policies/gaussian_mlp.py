@@ -140,7 +140,8 @@ class GaussianMLP(nn.Module):
     def _see(self, observation: Observation) -> Tensor:
         require_observation(self.contract, observation)
         seen: Tensor = self.state_normaliser(observation.state.float())
-        return seen.clamp(-_LARGEST_STATE, _LARGEST_STATE)
+        # Without running statistics a state keeps its unit, in which large values are ordinary.
+        return seen.clamp(-_LARGEST_STATE, _LARGEST_STATE) if self._keeps_running else seen
 
     def _mean(self, state: Tensor) -> Tensor:
         mean: Tensor = self.mean_network(state).view(len(state), self.chunk, -1)

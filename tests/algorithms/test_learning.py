@@ -1,4 +1,4 @@
-"""Every algorithm with every likelihood learns a task whose optimum is known."""
+"""Every algorithm with every flow likelihood learns a task whose optimum is known."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from embodied_rl.rollout.episodes import run_episodes
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
 from embodied_rl.run_config import RolloutConfig
 from line_world import LineConfig
-from policies.config import FlowMLPConfig, GaussianMLPConfig
+from policies.config import FlowMLPConfig
 
 OPTIMUM = 1.0
-"""Six steps of up to 1 bring every start in [-1, 1] to within 0.1 of the origin."""
+"""One step of up to 1 brings every start in [-1, 1] to the origin; success is within 0.25 of it."""
 
 SMALL: dict[str, Any] = {"chunk": 1, "hidden_size": 32, "num_layers": 1, "value_hidden_size": 32}
 POLICIES: dict[str, Any] = {
@@ -28,11 +28,10 @@ POLICIES: dict[str, Any] = {
     "flow_noise_mean": FlowMLPConfig(
         exploration="flow_noise", chain_log_prob="mean", noise_std=(0.1, 0.5), **SMALL
     ),
-    "gaussian": GaussianMLPConfig(chunk=1, hidden_size=32),
 }
 ALGORITHMS: dict[str, Any] = {
     "ppo": PPOConfig(
-        minibatch_size=128,
+        minibatch_size=64,
         discount=0.9,
         critic_warmup_iterations=1,
         max_kl=None,
@@ -40,23 +39,24 @@ ALGORITHMS: dict[str, Any] = {
         learning_rate_schedule="linear",
     ),
     "grpo": GRPOConfig(
-        minibatch_size=128,
+        minibatch_size=32,
         max_kl=None,
-        learning_rate=2e-3,
+        learning_rate=3e-3,
         learning_rate_schedule="linear",
     ),
-    "reinforce": REINFORCEConfig(learning_rate=1e-2, learning_rate_schedule="linear"),
+    "reinforce": REINFORCEConfig(learning_rate=2e-2, learning_rate_schedule="linear"),
 }
+ITERATIONS = {"ppo": 30, "grpo": 30, "reinforce": 80}
 
 
 @pytest.mark.parametrize("algorithm_name", list(ALGORITHMS))
 @pytest.mark.parametrize("policy_name", list(POLICIES))
 def test_learns_the_line(policy_name: str, algorithm_name: str) -> None:
-    rollout = RolloutConfig(num_slots=32, num_workers=0)
-    simulator = build_simulator(LineConfig(), rollout, chunk=1)
+    rollout = RolloutConfig(num_slots=64, num_workers=0)
+    simulator = build_simulator(LineConfig(limit=1, radius=0.25), rollout, chunk=1)
     torch.manual_seed(0)
     policy: Policy = POLICIES[policy_name].build(simulator.spec.contract)
-    iterations = 60
+    iterations = ITERATIONS[algorithm_name]
     algorithm: Algorithm = ALGORITHMS[algorithm_name].build(policy, iterations, 0)
     planner = TrainingPlanner("line", 0, group_size=algorithm.group_size)
     generator = torch.Generator().manual_seed(0)
@@ -69,5 +69,5 @@ def test_learns_the_line(policy_name: str, algorithm_name: str) -> None:
     before = success()
     for iteration in range(iterations):
         algorithm.update(collector.collect(), iteration)
-    assert before < 0.75
+    assert before < 0.5
     assert success() >= 0.95 * OPTIMUM
