@@ -25,7 +25,9 @@ GROUPS = Path(__file__).resolve().parent.parent / "configs"
 class Config(BaseModel):
     """Base of all options: unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ConfigError(ValueError):
@@ -90,12 +92,31 @@ def read_tree(file: Path | None, overrides: list[str]) -> tuple[dict[str, Any], 
     return tree, problems
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that occurs twice, of which plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A dictionary, as SafeLoader makes it."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} occurs twice", key.start_mark
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _items_of(file: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
     try:
-        content = yaml.safe_load(file.read_text())
+        # A SafeLoader, so that a file can hold plain data only.
+        content = yaml.load(file.read_text(), Loader=_UniqueKeys)
     except FileNotFoundError:
         near = sorted(str(p) for p in GROUPS.glob("*.yaml"))
         raise ConfigError(f"no file {file}; configurations here: {', '.join(near)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not a configuration file: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not valid YAML: {error}") from None
     if not isinstance(content, dict):

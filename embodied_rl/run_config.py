@@ -112,7 +112,7 @@ class RunConfig(Config):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """The run's folder under `runs_dir`."""
     runs_dir: Path = Path("runs")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**40)
     """Seeds weights, noise, minibatches and the plan of episodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the networks run; `auto` takes a GPU if there is one."""

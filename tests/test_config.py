@@ -131,7 +131,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         "loose",
     }
     assert "did you mean 'denoise_steps'?" in by_path["policy.denoise_stepz"]
-    assert "allowed: chunk, denoise_steps, hidden_size" in by_path["policy.denoise_stepz"]
+    assert "allowed: chain_log_prob, chunk, denoise_steps" in by_path["policy.denoise_stepz"]
     assert "got 'oops'" in by_path["algorithm.clip"]
     assert "more than 0.0, less than 1.0" in by_path["algorithm.clip"]
     assert "The probability ratio is clipped" in by_path["algorithm.clip"]
@@ -188,6 +188,8 @@ def test_a_missing_file_lists_those_that_exist(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("a: [1", "is not valid YAML"),
+        ("policy: flow_mlp\nseed: 1\npolicy: gaussian_mlp\n", "the key 'policy' occurs twice"),
+        ("rollout: {halves: 1, halves: 2}\n", "the key 'halves' occurs twice"),
         ("- a\n- b\n", "must hold `key: value` lines, got list"),
         ("", "must hold `key: value` lines, got NoneType"),
     ],
@@ -206,3 +208,18 @@ def test_yaml_tags_build_nothing(tmp_path: Path) -> None:
     file.write_text("name: !!python/object/apply:os.getcwd []\n")
     with pytest.raises(ConfigError, match="is not valid YAML"):
         load(RunConfig, file, [])
+
+
+def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "policy.safetensors"
+    binary.write_bytes(bytes(range(128, 256)))
+    for path in (binary, tmp_path):
+        with pytest.raises(ConfigError, match="is not a configuration file") as caught:
+            load(RunConfig, path, [])
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
+def test_numbers_must_be_finite(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.learning_rate"):
+        run_config(f"algorithm.learning_rate={value}")

@@ -65,6 +65,11 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
 def _device(config: RunConfig) -> str:
     if config.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device=cuda, but torch finds no GPU that it can use; take device=auto or device=cpu, "
+            "or see `embodied-rl doctor`"
+        )
     return config.device
 
 

@@ -31,8 +31,9 @@ class Run:
     def __init__(self, config: RunConfig, resume: bool = False) -> None:
         self.config, self.directory = config, config.directory
         stored = self.directory / "config.yaml"
-        self.resumed = stored.exists()
-        if stored.exists():
+        # Nothing was done in a run that failed at once: it may be begun anew, with other options.
+        self.resumed = stored.exists() and not _is_blank(self.directory)
+        if self.resumed:
             if not resume:
                 raise ConfigError(
                     f"{self.directory} already holds a run. Add --resume to go on with it, or "
@@ -71,7 +72,20 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.metrics.close()
+        if error is not None and not self.resumed and _is_blank(self.directory):
+            for path in self.directory.iterdir():
+                path.unlink()
+            self.directory.rmdir()
         self._lock.close()
+
+
+def _is_blank(directory: Path) -> bool:
+    """Whether a run folder holds nothing but its configuration."""
+    names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    metrics = directory / "metrics.jsonl"
+    return names <= {"config.yaml", ".lock", "metrics.jsonl"} and (
+        not metrics.exists() or metrics.stat().st_size == 0
+    )
 
 
 def _lock(directory: Path) -> IO[str]:

@@ -35,8 +35,8 @@ def test_the_configuration_reloads_equal(tmp_path: Path) -> None:
 
 def test_a_run_is_not_overwritten_and_says_how_far_it_came(tmp_path: Path) -> None:
     given = config(tmp_path)
-    with Run(given):
-        pass
+    with Run(given) as run:
+        run.policy_folder("start").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"Add --resume .* name=OTHER\. It has not logged"):
         Run(given)
     with Run(given, resume=True) as run:
@@ -49,9 +49,28 @@ def test_a_run_is_not_overwritten_and_says_how_far_it_came(tmp_path: Path) -> No
         Run(given)
 
 
-def test_resuming_names_every_option_that_differs(tmp_path: Path) -> None:
-    with Run(config(tmp_path)):
+def test_a_run_that_failed_before_it_did_anything_leaves_its_name_free(tmp_path: Path) -> None:
+    given = config(tmp_path)
+    with pytest.raises(RuntimeError, match="no such controller"), Run(given):
+        raise RuntimeError("no such controller")
+    assert not given.directory.exists()
+    with pytest.raises(RuntimeError, match="late"), Run(given) as run:
+        run.metrics.log("rl", 1, {})
+        raise RuntimeError("late")
+    assert given.directory.exists()
+    with pytest.raises(ConfigError, match="It reached phase rl, step 1"):
+        Run(given)
+    # One that was killed at once is begun anew, whatever its options were.
+    killed = config(tmp_path, name="killed")
+    with Run(killed):
         pass
+    with Run(config(tmp_path, name="killed", seed=3)) as run:
+        assert not run.resumed
+
+
+def test_resuming_names_every_option_that_differs(tmp_path: Path) -> None:
+    with Run(config(tmp_path)) as run:
+        run.metrics.log("rl", 1, {})
     other = config(tmp_path, seed=1, **{"algorithm.clip": 0.3, "policy.hidden_size": 8})
     with pytest.raises(ConfigError) as caught:
         Run(other, resume=True)
