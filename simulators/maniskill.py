@@ -77,7 +77,16 @@ def build_scene(config: ManiSkillConfig, num_envs: int, sim_backend: str) -> Any
     _require_supported(config, registered.cls, robot)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return registered.cls(**{**registered.default_kwargs, **options})
+        try:
+            return registered.cls(**{**registered.default_kwargs, **options})
+        except AttributeError as error:
+            # Some tasks, such as PushT-v1, look at their own drawn shapes while they are built.
+            if visuals.has_render_device():
+                raise
+            raise ValueError(
+                f"{config.task} cannot be built without a device to draw on, even for the state "
+                f"alone ({error}). {visuals.NO_RENDER_DEVICE}"
+            ) from error
 
 
 def make_contract(config: ManiSkillConfig, base: Any, state_dim: int) -> Contract:

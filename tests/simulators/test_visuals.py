@@ -124,10 +124,15 @@ def test_without_a_device_states_work_and_images_say_what_to_install() -> None:
             ManiSkillConfig(task="PickCube-v1", observation="rgb").build_environment()
         except RuntimeError as error:
             print(error)
+        try:
+            ManiSkillConfig(task="PushT-v1").build_environment()
+        except ValueError as error:
+            print(error)
     """)
     assert printed.startswith("False none\n(42,) False\n")
     for advice in ("bookworm-backports", "VK_ICD_FILENAMES", "simulator.observation=state"):
         assert advice in printed
+    assert "PushT-v1 cannot be built without a device to draw on" in printed
 
 
 @pytest.mark.render
