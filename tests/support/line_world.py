@@ -30,6 +30,8 @@ class LineConfig(Config):
     type: Literal["line"] = "line"
     task: str = "line"
     limit: int = 6
+    limit_terminates: bool = False
+    """Whether failing to come home in time is an end like success, worth nothing, not a cut."""
     radius: float = 0.1
     break_on_state: int = -1
     """Initial state at which the environment raises."""
@@ -91,7 +93,9 @@ class Line:
         self.x = float(np.float32(self.x + float(action[0])))
         self.elapsed += 1
         success = abs(self.x) < self.config.radius
-        return StepOutcome(float(success), success, self.elapsed >= self.config.limit, success)
+        over = self.elapsed >= self.config.limit
+        terminated = success or (over and self.config.limit_terminates)
+        return StepOutcome(float(success), terminated, over, success)
 
     def observe(self) -> EnvironmentObservation:
         self.num_observed += 1
