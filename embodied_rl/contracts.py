@@ -110,7 +110,14 @@ class SimulatorSpec:
     can_render: bool = False
     """Whether `render` gives pictures for videos."""
     num_initial_states: int | None = None
-    """How many initial states there are; None if every number gives another one."""
+    """How many initial states there are, of each task; None if every number gives another one."""
+    tasks: tuple[str, ...] = ()
+    """The tasks that an episode may name, where there are several; `task` joins their names."""
+
+    @property
+    def all_tasks(self) -> tuple[str, ...]:
+        """The tasks that an episode may name."""
+        return self.tasks or (self.task,)
 
 
 @dataclass(frozen=True)

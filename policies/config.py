@@ -60,6 +60,9 @@ class FlowMLPConfig(FlowConfig):
     hidden_size: int = Field(256, ge=8)
     num_layers: int = Field(3, ge=1)
     value_hidden_size: int = Field(256, ge=8)
+    instruction_size: int = Field(0, ge=0)
+    """Width of what the policy reads from the instruction; 0 does not read it. Several tasks need
+    it."""
 
     def build(self, contract: Contract) -> Policy:
         """A new policy with random weights for this contract."""

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from policies.flow_head import FlowHead
-from policies.layers import Normaliser, TimeEmbedding, mlp, normalised_state, require_observation
+from policies.layers import (
+    Normaliser,
+    TimeEmbedding,
+    WordBag,
+    mlp,
+    normalised_state,
+    require_observation,
+)
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -35,13 +42,13 @@ class FlowMLP(nn.Module):
         self.time = TimeEmbedding(_TIME_SIZE)
         chunk_size = config.chunk * contract.action_dim
         hidden = [config.hidden_size] * config.num_layers
-        inputs = contract.state_dim + chunk_size + _TIME_SIZE
+        self.words = WordBag(config.instruction_size) if config.instruction_size else None
+        seen = contract.state_dim + config.instruction_size
+        inputs = seen + chunk_size + _TIME_SIZE
         self.network = mlp([inputs, *hidden, chunk_size], nn.SiLU)
         # The value has its own network: learning it must not disturb what the policy knows.
         value_hidden = [config.value_hidden_size] * 2
-        self.value_network = mlp(
-            [contract.state_dim, *value_hidden, 1], nn.Tanh, gain=2**0.5, last_gain=1.0
-        )
+        self.value_network = mlp([seen, *value_hidden, 1], nn.Tanh, gain=2**0.5, last_gain=1.0)
 
     def act(
         self,
@@ -51,21 +58,18 @@ class FlowMLP(nn.Module):
     ) -> Decision:
         """Decide for B environments (contracts.Policy)."""
         with torch.no_grad():
-            state = self._see(observation)
-            value = self.value_network(state)[:, 0]
-            return self.head.sample(self._velocity, state, value, generator, mode)
+            seen = self._see(observation)
+            return self.head.sample(self._velocity, seen, self._value(seen), generator, mode)
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
-        state = self._see(observation)
-        value = self.value_network(state)[:, 0]
-        repeated = state.repeat_interleave(trace["step"].shape[1], dim=0)
-        return self.head.score(self._velocity, repeated, value, trace)
+        seen = self._see(observation)
+        repeated = seen.repeat_interleave(trace["step"].shape[1], dim=0)
+        return self.head.score(self._velocity, repeated, self._value(seen), trace)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
-        value: Tensor = self.value_network(self._see(observation))[:, 0]
-        return value
+        return self._value(self._see(observation))
 
     def imitation_loss(
         self,
@@ -82,23 +86,33 @@ class FlowMLP(nn.Module):
         self.head.fit(self.state_normaliser, state, actions)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """The velocity network's, and the noise network's if there is one."""
-        return [*self.network.parameters(), *self.head.parameters()]
+        """The velocity network's, and those of the noise network and the words if there are any."""
+        words = self.words.parameters() if self.words else ()
+        return [*self.network.parameters(), *self.head.parameters(), *words]
 
     def value_parameters(self) -> list[nn.Parameter]:
         """The value network's."""
         return list(self.value_network.parameters())
 
     def _see(self, observation: Observation) -> Tensor:
+        """What the networks see [B, S + words]."""
         require_observation(self.contract, observation)
-        return normalised_state(self.state_normaliser, observation.state)
+        state = normalised_state(self.state_normaliser, observation.state)
+        if self.words is None:
+            return state
+        return torch.cat([state, self.words(observation.instruction)], dim=-1)
+
+    def _value(self, seen: Tensor) -> Tensor:
+        # Without gradients into the words: the value must not bend what the policy sees.
+        value: Tensor = self.value_network(seen.detach())[:, 0]
+        return value
 
     def set_progress(self, share: float) -> None:
         """Anneal the exploration noise (FlowHead.set_progress)."""
         self.head.set_progress(share)
 
-    def _velocity(self, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = torch.cat([state, x.flatten(1), self.time(time)], dim=-1)
+    def _velocity(self, seen: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = torch.cat([seen, x.flatten(1), self.time(time)], dim=-1)
         features: Tensor = self.network[:-1](inputs)
         velocity: Tensor = self.network[-1](features).view_as(x)
         return velocity, features[:, None].expand(-1, x.shape[1], -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Callable
 
 import torch
@@ -95,6 +96,33 @@ class TimeEmbedding(nn.Module):
         """Features [B, size] of times [B]."""
         angles = time.float()[:, None] * self.frequencies
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class WordBag(nn.Module):
+    """An instruction as the mean of learned vectors of its words: enough to tell tasks apart.
+
+    Words meet their vectors through a hash, so no vocabulary has to be known.
+    """
+
+    def __init__(self, size: int, num_vectors: int = 512) -> None:
+        super().__init__()
+        self.vectors = nn.EmbeddingBag(num_vectors, size, mode="mean")
+
+    def forward(self, instructions: tuple[str, ...]) -> Tensor:
+        """Features [B, size] of B instructions; zeros for an empty one."""
+        different = list(dict.fromkeys(instructions))
+        words = [text.lower().split() for text in different]
+        count = self.vectors.num_embeddings
+        device = self.vectors.weight.device
+        # Not Python's hash, which differs from process to process.
+        numbers = [zlib.crc32(word.encode()) % count for row in words for word in row]
+        starts = list(itertools.accumulate((len(row) for row in words[:-1]), initial=0))
+        features: Tensor = self.vectors(
+            torch.tensor(numbers, dtype=torch.long, device=device),
+            torch.tensor(starts, dtype=torch.long, device=device),
+        )
+        rows = [different.index(text) for text in instructions]
+        return features[torch.tensor(rows, dtype=torch.long, device=device)]
 
 
 def require_observation(contract: Contract, observation: Observation) -> None:

@@ -4,9 +4,9 @@ without importing them."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from embodied_rl import catalogue
 from embodied_rl.config import Config
@@ -19,8 +19,9 @@ class ManiSkillConfig(Config):
     """Any task that ManiSkill 3 has registered."""
 
     type: Literal["maniskill"] = "maniskill"
-    task: str = "PickCube-v1"
-    """ManiSkill's environment id; `embodied-rl list tasks` shows those that run here."""
+    task: str | tuple[str, ...] = "PickCube-v1"
+    """ManiSkill's environment id; `embodied-rl list tasks` shows those that run here. A list of
+    several makes one policy learn them all, told apart by their instructions."""
     observation: Literal["state", "rgb"] = "state"
     """`state` is the simulator's full state; `rgb` is cameras and what a robot can measure."""
     image_size: int = Field(64, ge=16, le=1024)
@@ -46,6 +47,30 @@ class ManiSkillConfig(Config):
     instruction: str | None = None
     """What to ask for, instead of the built-in sentence for the task."""
 
+    @model_validator(mode="after")
+    def _several_tasks(self) -> Self:
+        if isinstance(self.task, str):
+            return self
+        if len(self.task) < 2 or len(set(self.task)) < len(self.task):
+            raise ValueError(
+                f"task={list(self.task)} must name one task, or several different ones"
+            )
+        alone = {
+            "instruction": self.instruction is not None,
+            "initial_states": self.initial_states is not None,
+            "backend": self.backend == "gpu",
+        }
+        wrong = [name for name, given in alone.items() if given]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} belongs to a single task; leave it out")
+        return self
+
+    @property
+    def by_task(self) -> dict[str, ManiSkillConfig]:
+        """These options for each task alone."""
+        tasks = (self.task,) if isinstance(self.task, str) else self.task
+        return {task: self.model_copy(update={"task": task}) for task in tasks}
+
     @property
     def batched(self) -> bool:
         """Whether all slots are stepped as one batch in one process."""
@@ -62,13 +87,22 @@ class ManiSkillConfig(Config):
         return ("mani_skill.envs", "simulators.maniskill")
 
     def build_environment(self) -> Environment:
-        """One scene."""
-        environment: Environment = catalogue.load("simulators.maniskill:make")(self)
+        """One scene, or one per task behind one environment."""
+        environment: Environment
+        if isinstance(self.task, str):
+            environment = catalogue.load("simulators.maniskill:make")(self)
+        else:
+            environment = catalogue.load("simulators.multitask:MultiTask")(self.by_task)
         return environment
 
     def build_expert(self, environment: Environment) -> Expert:
         """The scripted expert for the task; ValueError lists the tasks that have one."""
-        expert: Expert = catalogue.load("simulators.maniskill_experts:make")(self, environment)
+        expert: Expert
+        if isinstance(self.task, str):
+            expert = catalogue.load("simulators.maniskill_experts:make")(self, environment)
+        else:
+            several: Any = environment
+            expert = several.expert()
         return expert
 
     def build_batch(self, num_slots: int, device: str) -> BatchEnvironment:

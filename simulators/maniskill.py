@@ -26,7 +26,7 @@ from embodied_rl.contracts import (
 from simulators import maniskill_visuals as visuals
 from simulators.maniskill_fast import CONTROL_MODES, TASKS, FastStepper
 from simulators.maniskill_stock import Stepper, StockStepper
-from simulators.maniskill_tasks import PANDA_TASKS, instruction_for, require_task
+from simulators.maniskill_tasks import PANDA_TASKS, instruction_for, only_task, require_task
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import ByteArray, FloatArray
@@ -54,7 +54,7 @@ def save_initial_states(path: Path, snapshots: Sequence[Mapping[str, FloatArray]
 
 def build_scene(config: ManiSkillConfig, num_envs: int, sim_backend: str) -> Any:
     """ManiSkill's own environment for these options, without gymnasium's wrappers."""
-    registered = require_task(config.task)
+    registered = require_task(only_task(config))
     images = config.gives_images
     visuals.prepare_rendering(need_images=images)
     if images and config.visuals == "light":
@@ -125,7 +125,7 @@ class ManiSkillEnvironment:
         self._read_extra = self.base.get_obs
         fast = (
             config.fast_path
-            and config.task in TASKS
+            and only_task(config) in TASKS
             and config.control_mode in CONTROL_MODES
             and self.base.agent.uid == "panda"
         )
@@ -136,17 +136,17 @@ class ManiSkillEnvironment:
             self.base.get_info = dict
         self.base.reset(seed=0)
         self._stepper: Stepper = (
-            FastStepper(self.base, config.task, config.control_mode)
+            FastStepper(self.base, only_task(config), config.control_mode)
             if fast
             else StockStepper(self.base, self._read_extra)
         )
         self.is_fast = fast
         self._elapsed = 0
         self._had_success = False
-        self._instruction = instruction_for(config.task, config.instruction)
+        self._instruction = instruction_for(only_task(config), config.instruction)
         state_dim = self._state().shape[0]
         self.spec = SimulatorSpec(
-            task=config.task,
+            task=only_task(config),
             contract=make_contract(config, self.base, state_dim),
             max_episode_steps=self._limit,
             can_render=visuals.has_render_device(),
@@ -293,7 +293,7 @@ def _control_modes_of(agent: Any) -> list[str]:
 
 def time_limit(config: ManiSkillConfig) -> int:
     """Control steps of an episode. Raises ValueError if neither options nor task set a limit."""
-    limit = config.max_episode_steps or require_task(config.task).max_episode_steps
+    limit = config.max_episode_steps or require_task(only_task(config)).max_episode_steps
     if limit is None:
         raise ValueError(
             f"{config.task} has no time limit of its own; set simulator.max_episode_steps"

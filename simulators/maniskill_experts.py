@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from simulators.maniskill_tasks import only_task
+
 if TYPE_CHECKING:
     from embodied_rl.contracts import Environment, Expert, FloatArray
     from simulators.config import ManiSkillConfig
@@ -75,7 +77,7 @@ def make(config: ManiSkillConfig, environment: Environment) -> Expert:
 
     Raises ValueError that lists the tasks, the control mode and the robots that have one.
     """
-    plan = PLANS.get(config.task)
+    plan = PLANS.get(only_task(config))
     if plan is None or config.control_mode != CONTROL_MODE or config.robot not in (None, "panda"):
         raise ValueError(
             f"no scripted expert for {config.task} with control_mode={config.control_mode} and "

@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied_rl.contracts import BatchOutcome, Episode, Observation, SimulatorSpec
 from simulators import maniskill_visuals as visuals
 from simulators.maniskill import build_scene, load_bank, make_contract, time_limit
-from simulators.maniskill_tasks import instruction_for
+from simulators.maniskill_tasks import instruction_for, only_task
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import ByteArray
@@ -68,12 +68,12 @@ class ManiSkillBatch:
         self.base.reset(seed=[0] * num_slots)
         self._bank = self._read_bank()
         self._limit = time_limit(config)
-        self._instruction = instruction_for(config.task, config.instruction)
+        self._instruction = instruction_for(only_task(config), config.instruction)
         self._elapsed = self._zeros(torch.int64)
         self._running = self._zeros(torch.bool)
         self._had_success = self._zeros(torch.bool)
         self.spec = SimulatorSpec(
-            task=config.task,
+            task=only_task(config),
             contract=make_contract(config, self.base, state_dim=self._states().shape[1]),
             max_episode_steps=self._limit,
             can_render=visuals.has_render_device(),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulators.config import ManiSkillConfig
 
 INSTRUCTIONS: dict[str, str] = {
     "LiftPegUpright-v1": "lift the peg and stand it upright",
@@ -63,6 +66,13 @@ def instruction_for(task: str, override: str | None) -> str:
     name = task.rpartition("-v")[0] or task
     spaced = "".join(f" {c.lower()}" if c.isupper() else c for c in name)
     return spaced.strip().replace("  ", " ")
+
+
+def only_task(config: ManiSkillConfig) -> str:
+    """The task of options that name one; ValueError where they name several."""
+    if not isinstance(config.task, str):
+        raise ValueError(f"one scene runs one task, got {', '.join(config.task)}")
+    return config.task
 
 
 def require_task(task: str) -> Any:

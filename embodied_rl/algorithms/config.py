@@ -69,8 +69,9 @@ class PPOConfig(ClipConfig):
     """Weight of the value loss."""
     critic_warmup_iterations: int = Field(3, ge=0)
     """First iterations that train the value head alone."""
-    normalise_advantages: Literal["batch", "minibatch", "off"] = "batch"
-    """Give advantages zero mean and unit deviation over the whole batch or each minibatch."""
+    normalise_advantages: Literal["batch", "task", "minibatch", "off"] = "batch"
+    """Give advantages zero mean and unit deviation over the whole batch, over each task's rows, so
+    that no task is drowned out by another, or over each minibatch."""
 
     def build(self, policy: Policy, iterations: int, seed: int) -> Any:
         """The algorithm for a policy, over this many iterations."""

@@ -25,7 +25,13 @@ from embodied_rl.algorithms.steps import (
     schedule,
 )
 from embodied_rl.contracts import Policy
-from embodied_rl.maths.advantages import chunk_reward, explained_variance, gae, normalise
+from embodied_rl.maths.advantages import (
+    chunk_reward,
+    explained_variance,
+    gae,
+    normalise,
+    normalise_each,
+)
 from embodied_rl.maths.losses import (
     clipped_policy_loss,
     executed_mask,
@@ -118,6 +124,8 @@ class PPO:
         target = advantage + batch.value
         if config.normalise_advantages == "batch":
             advantage = normalise(advantage, batch.valid)
+        if config.normalise_advantages == "task":
+            advantage = normalise_each(advantage, batch.valid, batch.task)
         return advantage, target
 
     def _step(

@@ -46,7 +46,8 @@ def collect(given: argparse.Namespace) -> Answer:
     from embodied_rl.training.recording import record
 
     options = config.demonstrations
-    task = getattr(config.simulator, "task", "demonstrations")
+    task: Any = getattr(config.simulator, "task", "demonstrations")
+    task = task if isinstance(task, str) else "+".join(task)
     path = given.output or Path("data") / str(task)
     with ProgressLine("demonstrations", options.episodes) as progress:
         summary = record(
@@ -87,7 +88,7 @@ def evaluate(given: argparse.Namespace) -> Answer:
     try:
         spec = running.spec
         plan = evaluation_plan(
-            spec.task, given.episodes, given.seed, "final", spec.num_initial_states
+            spec.all_tasks, given.episodes, given.seed, "final", spec.num_initial_states
         )
         options = simulator.model_dump(mode="json")
         header = protocol(loaded.fingerprint, options, plan, given.seed)
@@ -106,6 +107,7 @@ def evaluate(given: argparse.Namespace) -> Answer:
     finally:
         running.close()
     lines = [f"{spec.task}: success {summary.in_words} over {summary.episodes} held-out states"]
+    lines += [f"  {name}: {part.in_words}" for name, part in summary.by_task.items()]
     lines.append(
         f"at the end {100 * summary.success_at_end:.1f} % "
         f"[{100 * summary.low_at_end:.1f}, {100 * summary.high_at_end:.1f}], "

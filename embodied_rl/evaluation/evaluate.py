@@ -7,7 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class EvaluationSummary:
     errors: dict[str, str]
     """What went wrong, by episode key."""
     wall_s: float
+    by_task: dict[str, EvaluationSummary] = field(default_factory=dict)
+    """The same for each task, where there are several."""
 
     @property
     def in_words(self) -> str:
@@ -125,6 +127,8 @@ def summarise(task: str, rows: Sequence[dict[str, Any]], wall_s: float) -> Evalu
     at_end = sum(row["success_at_end"] for row in rows)
     low, high = wilson_interval(once, count)
     low_at_end, high_at_end = wilson_interval(at_end, count)
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    of_task = {name: [row for row in rows if row["task"] == name] for name in tasks}
     return EvaluationSummary(
         task=task,
         episodes=count,
@@ -138,6 +142,11 @@ def summarise(task: str, rows: Sequence[dict[str, Any]], wall_s: float) -> Evalu
         mean_return=sum(row["return"] for row in rows) / count,
         errors={row["key"]: row["error"] for row in rows if row["error"]},
         wall_s=round(wall_s, 2),
+        by_task=(
+            {name: summarise(name, mine, wall_s) for name, mine in of_task.items()}
+            if len(tasks) > 1
+            else {}
+        ),
     )
 
 

@@ -115,6 +115,14 @@ def normalise(advantage: Tensor, valid: Tensor, smallest_std: float = 1e-3) -> T
     return torch.where(valid, scaled, torch.zeros_like(scaled))
 
 
+def normalise_each(advantage: Tensor, valid: Tensor, part: Tensor) -> Tensor:
+    """`normalise` within each part of the rows, given by its number [N]."""
+    scaled = torch.zeros_like(advantage)
+    for number in torch.unique(part):
+        scaled = scaled + normalise(advantage, valid & (part == number))
+    return scaled
+
+
 def explained_variance(prediction: Tensor, target: Tensor) -> float:
     """Share of the targets' variance that the prediction explains: 1 is perfect, 0 no better than
     the mean. NaN if the targets do not vary."""

@@ -57,6 +57,8 @@ class Batch:
     """bool [N]: false where nothing was decided (frozen slot) or the episode was lost."""
     group: Tensor
     """int64 [N]: group of the row's episode."""
+    task: Tensor
+    """int64 [N]: number of the row's task among the planned ones."""
     episode: Tensor
     """int64 [N]: which entry of `results` the row belongs to; -1 while its episode goes on."""
     results: list[EpisodeResult]

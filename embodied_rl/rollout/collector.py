@@ -222,6 +222,7 @@ class Collector:
             done=cat([result.done for result in results]),
             valid=cat([step.valid for step in ordered]),
             group=torch.tensor([episode.group for episode in episodes], device=device),
+            task=torch.tensor([self._planner.tasks.index(e.task) for e in episodes], device=device),
             episode=torch.tensor([ended.get(e.key, -1) for e in episodes], device=device),
             results=self._results,
             num_lost=self._num_lost,

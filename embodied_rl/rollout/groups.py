@@ -156,10 +156,13 @@ class _Groups:
                     rows.append(row)
                     episode_of.append(len(results))
                 results.append(result)
-        groups = [results[i].episode.group for i in episode_of]
+        episodes = [results[i].episode for i in episode_of]
         results += [result for group in dull for result in group.results]
         teaches = bool(self._closed)
-        return _assemble(rows, groups, episode_of, results, seconds, device, teaches)
+        groups = torch.tensor([episode.group for episode in episodes], device=device)
+        tasks = [self._planner.tasks.index(episode.task) for episode in episodes]
+        task = torch.tensor(tasks, device=device)
+        return _assemble(rows, groups, task, episode_of, results, seconds, device, teaches)
 
     def _rows(self, episode: Episode) -> list[_Row]:
         return self._open.setdefault(episode.group, _Group()).rows.setdefault(episode.key, [])
@@ -177,7 +180,8 @@ def _teaches(results: list[EpisodeResult]) -> bool:
 
 def _assemble(
     rows: list[_Row],
-    groups: list[int],
+    group: Tensor,
+    task: Tensor,
     episodes: list[int],
     results: list[EpisodeResult],
     seconds: dict[str, float],
@@ -200,7 +204,8 @@ def _assemble(
         executed=torch.tensor([row.executed for row in rows], device=device),
         done=torch.tensor([row.done for row in rows], device=device),
         valid=torch.full((len(rows),), teaches, device=device),
-        group=torch.tensor(groups, device=device),
+        group=group,
+        task=task,
         episode=torch.tensor(episodes, device=device),
         results=results,
         num_lost=sum(result.error is not None for result in results),

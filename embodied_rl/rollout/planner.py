@@ -7,7 +7,7 @@ not touch, so that a policy is never measured on what it was trained on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -35,13 +35,13 @@ def initial_states(split: Split, num_initial_states: int | None) -> range:
 
 
 def evaluation_plan(
-    task: str,
+    tasks: str | Sequence[str],
     num_episodes: int,
     seed: int = 0,
     split: Literal["quick", "final"] = "final",
     num_initial_states: int | None = None,
 ) -> list[Episode]:
-    """Episodes on the first held-out initial states of a split, each state once.
+    """Episodes of each task on the first held-out initial states of a split, each state once.
 
     Raises ValueError if the simulator has fewer held-out states than episodes were asked for.
     """
@@ -52,22 +52,37 @@ def evaluation_plan(
             f"states only {len(states)} are held out for the {split} evaluation; ask for at most "
             f"that many"
         )
+    tasks = _as_tuple(tasks)
+    prefixes = [(task, f"{task}/" if len(tasks) > 1 else "") for task in tasks]
     return [
         Episode(
-            key=f"{split}/{seed}/{i:06d}", task=task, initial_state=states[i], seed=seed, group=i
+            key=f"{split}/{seed}/{prefix}{i:06d}",
+            task=task,
+            initial_state=states[i],
+            seed=seed,
+            group=i * len(tasks) + number,
         )
+        # One after the other, so that every part of the plan holds all tasks.
         for i in range(num_episodes)
+        for number, (task, prefix) in enumerate(prefixes)
     ]
 
 
 class TrainingPlanner:
-    """An endless plan of training episodes; groups of `group_size` share task and initial state."""
+    """An endless plan of training episodes; groups of `group_size` share task and initial state.
+
+    Tasks take turns, group by group.
+    """
 
     def __init__(
-        self, task: str, seed: int, num_initial_states: int | None = None, group_size: int = 1
+        self,
+        tasks: str | Sequence[str],
+        seed: int,
+        num_initial_states: int | None = None,
+        group_size: int = 1,
     ) -> None:
         self.seed, self.group_size = seed, group_size
-        self._task = task
+        self.tasks = _as_tuple(tasks)
         self._states = initial_states("train", num_initial_states)
         if not self._states:
             raise ValueError(
@@ -103,8 +118,12 @@ class TrainingPlanner:
         drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
         return Episode(
             key=f"train/{number:08d}",
-            task=self._task,
+            task=self.tasks[group % len(self.tasks)],
             initial_state=self._states[int(drawn % len(self._states))],
             seed=number,
             group=group,
         )
+
+
+def _as_tuple(tasks: str | Sequence[str]) -> tuple[str, ...]:
+    return (tasks,) if isinstance(tasks, str) else tuple(tasks)

@@ -24,7 +24,7 @@ def measure(
     loaded = load_policy(run.policy_folder(name), device)
     options, spec = run.config.evaluation, simulator.spec
     plan = evaluation_plan(
-        spec.task, options.episodes, run.config.seed, "final", spec.num_initial_states
+        spec.all_tasks, options.episodes, run.config.seed, "final", spec.num_initial_states
     )
     simulator_options = run.config.simulator.model_dump(mode="json")
     header = protocol(loaded.fingerprint, simulator_options, plan, run.config.seed)
@@ -46,7 +46,8 @@ def measure(
             header,
             show,
         )
-        progress.say(f"{spec.task}, {name} policy: {summary.in_words}, {len(plan)} states")
+        for part in (summary, *summary.by_task.values()):
+            progress.say(f"{part.task}, {name} policy: {part.in_words}, {part.episodes} states")
     run.metrics.forget("evaluation", name)
     _log(run, summary, 0 if name == "start" else run.config.iterations, name)
     return summary
@@ -65,7 +66,7 @@ def quick_check(
     """Success of the present policy on quick-check states, which the final result never uses."""
     options, spec = run.config.evaluation, simulator.spec
     plan = evaluation_plan(
-        spec.task, options.quick_episodes, run.config.seed, "quick", spec.num_initial_states
+        spec.all_tasks, options.quick_episodes, run.config.seed, "quick", spec.num_initial_states
     )
     summary = evaluate(policy, simulator, plan, run.config.rollout.halves, run.config.seed, device)
     _log(run, summary, iteration, "quick")
@@ -92,8 +93,7 @@ def film(run: Run, name: Literal["start", "final"]) -> None:
         return
     policy = load_policy(run.policy_folder(name)).policy
     simulator: Any = run.config.simulator
-    task = getattr(simulator, "task", "")
-    plan = evaluation_plan(task, count, run.config.seed)
+    plan = evaluation_plan(getattr(simulator, "task", ""), count, run.config.seed)
     film_episodes(simulator, policy, plan, run.directory / "videos", name)
 
 
@@ -107,4 +107,5 @@ def _log(run: Run, summary: EvaluationSummary, iteration: int, label: str) -> No
         "mean_steps": summary.mean_steps,
         "mean_return": summary.mean_return,
     }
+    values |= {f"success_once/{task}": s.success_once for task, s in summary.by_task.items()}
     run.metrics.log("evaluation", iteration, values, label)

@@ -91,6 +91,9 @@ def _finish(
     if after:
         line += f" → RL {after.in_words}"
     line += f", {before.episodes} held-out initial states"
+    for name, first in before.by_task.items():
+        line += f"\n  {name}: {start} {first.in_words}"
+        line += f" → RL {after.by_task[name].in_words}" if after else ""
     summary = {
         "task": task,
         "line": line,

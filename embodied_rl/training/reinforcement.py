@@ -47,7 +47,7 @@ class Reinforcement:
         self.algorithm: Algorithm = build.build(policy, config.iterations, config.seed)
         self.generator = torch.Generator(device).manual_seed(config.seed + 1)
         planner = TrainingPlanner(
-            simulator.spec.task,
+            simulator.spec.all_tasks,
             config.seed,
             simulator.spec.num_initial_states,
             self.algorithm.group_size,
@@ -187,6 +187,10 @@ def _episode_values(batch: Batch) -> dict[str, float]:
             "episode_steps": sum(r.num_steps for r in results) / count,
             "return": sum(r.total_reward for r in results) / count,
         }
+    tasks = sorted({result.episode.task for result in results})
+    for task in tasks if len(tasks) > 1 else ():
+        of_task = [r.success_once for r in results if r.episode.task == task]
+        values[f"success_rate/{task}"] = sum(of_task) / len(of_task)
     return values
 
 
@@ -209,6 +213,8 @@ def _note(values: dict[str, float]) -> str:
         return f"{values[name]:.0f} %"
 
     success = f"success {100 * values['success_rate']:.0f} %, " if "success_rate" in values else ""
+    by_task = [f"{n.partition('/')[2]} {100 * v:.0f}" for n, v in values.items() if "rate/" in n]
+    success += f"({', '.join(by_task)}), " if by_task else ""
     lost = f", {values['num_lost']:.0f} episodes lost" if values["num_lost"] else ""
     return (
         f"{success}{values['steps_per_s']:.0f} steps/s (wait for simulation "

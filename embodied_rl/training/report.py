@@ -120,7 +120,7 @@ def _versions(run: Path) -> str:
 
 def _figures(entries: Sequence[dict[str, Any]]) -> list[str]:
     figures = []
-    for phase, name, title in _CURVES:
+    for phase, name, title in _curves(entries):
         points = [
             (entry["step"], entry["values"][name])
             for entry in entries
@@ -130,9 +130,21 @@ def _figures(entries: Sequence[dict[str, Any]]) -> list[str]:
         ]
         if len(points) > 1:
             label = "step" if phase == "imitation" else "iteration"
-            curve = _svg(points, label, name in _SHARES)
+            curve = _svg(points, label, name.partition("/")[0] in _SHARES)
             figures.append(f"<figure>{curve}<figcaption>{html.escape(title)}</figcaption></figure>")
     return figures
+
+
+def _curves(entries: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """The curves to draw; success also of each task, where there are several."""
+    logged = {(entry["phase"], name) for entry in entries for name in entry["values"]}
+    curves = []
+    for phase, name, title in _CURVES:
+        curves.append((phase, name, title))
+        parts = sorted(part for where, part in logged if where == phase and "/" in part)
+        of_this = [part for part in parts if part.startswith(f"{name}/")]
+        curves += [(phase, part, f"{title}: {part.partition('/')[2]}") for part in of_this]
+    return curves
 
 
 def _svg(points: Sequence[tuple[int, float]], label: str, is_share: bool) -> str:

@@ -75,7 +75,8 @@ def _film(
             if ended:
                 break
     how = "success" if success else "failure"
-    path = folder / f"{prefix}_state_{episode.initial_state}_{how}.mp4"
+    several = f"_{episode.task}" if environment.spec.tasks else ""
+    path = folder / f"{prefix}{several}_state_{episode.initial_state}_{how}.mp4"
     write_video(path, frames, environment.spec.contract.control_hz)
     return path
 

@@ -16,6 +16,7 @@ from embodied_rl.maths.advantages import (
     group_advantage,
     leave_one_out_advantage,
     normalise,
+    normalise_each,
 )
 
 NAN = float("nan")
@@ -200,3 +201,13 @@ def test_episode_weights_by_hand() -> None:
     # Each decision weighs 1/4 of an episode: 5 / (3 * 4).
     expected = [5 / 12, 5 / 12, 0, 5 / 12, 5 / 12, 5 / 12]
     assert episode_weights(episode, valid, "constant", 4).tolist() == pytest.approx(expected)
+
+
+def test_normalise_each_gives_every_part_its_own_unit() -> None:
+    advantage = torch.tensor([1.0, 3.0, 100.0, 300.0, 7.0])
+    valid = torch.tensor([True, True, True, True, False])
+    part = torch.tensor([0, 0, 1, 1, 1])
+    found = normalise_each(advantage, valid, part)
+    # Two values each: their distance to the mean over the unbiased deviation is 1 / sqrt(2).
+    expected = torch.tensor([-1.0, 1.0, -1.0, 1.0, 0.0]) / 2**0.5
+    torch.testing.assert_close(found, expected)

@@ -51,7 +51,7 @@ def test_the_expert_works_on_the_stock_path() -> None:
     config = ManiSkillConfig(task="PushCube-v1", fast_path=False)
     environment = config.build_environment()
     expert = config.build_expert(environment)
-    environment.reset(Episode("test", config.task, 0, 0))
+    environment.reset(Episode("test", environment.spec.task, 0, 0))
     successes = [environment.step(expert()).success for _ in range(15)]
     environment.close()
     assert any(successes)

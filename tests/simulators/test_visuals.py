@@ -97,7 +97,7 @@ def test_light_visuals_leave_the_physics_alone() -> None:
 
     def run() -> list[float]:
         environment = ManiSkillEnvironment(config)
-        environment.reset(Episode("test", config.task, 3, 0))
+        environment.reset(Episode("test", environment.spec.task, 3, 0))
         for action in actions:
             environment.step(action)
         state = [float(value) for value in environment.observe().state]
@@ -144,7 +144,7 @@ def test_light_and_stock_pictures_show_the_same_scene() -> None:
             {"task": "PushCube-v1", "observation": "rgb", "visuals": style}
         )
         environment = ManiSkillEnvironment(config)
-        environment.reset(Episode("test", config.task, 0, 0))
+        environment.reset(Episode("test", environment.spec.task, 0, 0))
         image = environment.observe().images["base_camera"]
         environment.close()
         assert image.shape == (64, 64, 3) and image.dtype == np.uint8
