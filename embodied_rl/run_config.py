@@ -121,6 +121,9 @@ class RunConfig(Config):
     algorithm: Annotated[SerializeAsAny[Config], part("algorithm")]
     iterations: int = Field(100, ge=0)
     """Reinforcement-learning iterations: collect, then update."""
+    max_env_steps: int | None = Field(None, ge=1)
+    """End with the iteration that reaches this many control steps, if `iterations` would go on: the
+    same budget for algorithms whose iterations differ in length."""
     initial_policy: Path | None = None
     """A policy folder whose weights to start from, with the options under `policy`, which they must
     fit. Demonstrations and imitation are then skipped."""

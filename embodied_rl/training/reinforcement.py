@@ -62,11 +62,17 @@ class Reinforcement:
         """Run the remaining iterations; returns the control steps simulated in all."""
         total = self.run.config.iterations
         with ProgressLine("RL", total, self.position.iteration) as progress:
-            while self.position.iteration < total:
+            while not self._is_over():
                 note = self._iterate()
                 progress.update(self.position.iteration, note)
                 self._save_if_due(stop)
         return self.position.env_steps
+
+    def _is_over(self) -> bool:
+        config, position = self.run.config, self.position
+        budget = config.max_env_steps
+        spent = budget is not None and position.env_steps >= budget
+        return spent or position.iteration >= config.iterations
 
     def _iterate(self) -> str:
         began = time.monotonic()
@@ -118,11 +124,7 @@ class Reinforcement:
 
     def _save_if_due(self, stop: StopSignal) -> None:
         iteration, config = self.position.iteration, self.run.config
-        if (
-            stop.requested
-            or iteration % config.checkpoint.every == 0
-            or iteration == config.iterations
-        ):
+        if stop.requested or iteration % config.checkpoint.every == 0 or self._is_over():
             self.save()
         if stop.requested:
             stop.leave(f"iteration {iteration} of {config.iterations} is saved")

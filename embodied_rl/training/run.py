@@ -15,6 +15,7 @@ from embodied_rl.training.metrics import MetricsLog, read
 
 _FREE = (
     "iterations",
+    "max_env_steps",
     "logging",
     "checkpoint",
     "runs_dir",

@@ -77,7 +77,7 @@ def test_tasks_with_other_actions_cannot_share_a_policy() -> None:
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ManiSkillConfig(**options)  # type: ignore[arg-type]
+        ManiSkillConfig.model_validate(options)
 
 
 def test_plans_take_turns() -> None:

@@ -71,6 +71,14 @@ def test_three_and_three_iterations_equal_six(tmp_path: Path) -> None:
     ]
 
 
+def test_a_budget_of_control_steps_ends_a_run(tmp_path: Path) -> None:
+    # An iteration is 4 slots times 12 steps: the third one reaches 100.
+    config = pendulum(tmp_path, iterations=9, max_env_steps=100)
+    assert train(config).summary["env_steps"] == 144
+    more = pendulum(tmp_path, iterations=9, max_env_steps=145)
+    assert train(more, resume=True).summary["env_steps"] == 192
+
+
 def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     config = pendulum(tmp_path, iterations=2)
     result = train(config)
