@@ -22,9 +22,12 @@ class FlowConfig(Config):
     """H: control steps planned and executed per decision."""
     denoise_steps: int = Field(4, ge=2)
     """K: Euler steps from noise to actions."""
-    exploration: Literal["flow_sde", "flow_noise"] = "flow_sde"
+    exploration: Literal["flow_sde", "flow_noise", "fpo"] = "flow_sde"
     """Where randomness comes from: fixed noise that keeps the marginals, or a learned noise in
-    every step (piRL, arXiv:2510.25889)."""
+    every step (piRL, arXiv:2510.25889). `fpo` adds none and scores actions by their flow-matching
+    loss instead of a likelihood (arXiv:2507.21053)."""
+    fpo_samples: int = Field(8, ge=1)
+    """M: pairs of noise and time at which FPO measures that loss."""
     noise_level: float = Field(0.5, gt=0.0, le=2.0)
     """a of Flow-SDE: scale of the exploration noise (piRL, equation for sigma_t)."""
     stochastic_steps: Literal["one", "all"] = "one"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from embodied_rl.contracts import Contract, Decision, Evaluation
 from embodied_rl.maths import flow
 from embodied_rl.maths.randomness import standard_normal
+from policies.flow_fpo import FPO
 from policies.flow_transitions import FlowNoise, FlowSDE
 from policies.layers import Normaliser, fit_state
 
@@ -51,6 +52,7 @@ class FlowHead(nn.Module):
             if config.exploration == "flow_noise"
             else FlowSDE(config)
         )
+        self._fpo = FPO(config.fpo_samples) if config.exploration == "fpo" else None
         # pi_RL's public code takes the mean over the K steps and the constant term of the noise.
         self.temper = 1.0 / (config.denoise_steps + 1) if config.chain_log_prob == "mean" else 1.0
         self._final_noise, self.noise_left = config.final_noise, 1.0
@@ -96,14 +98,17 @@ class FlowHead(nn.Module):
         batch, device = len(value), value.device
         shape = (batch, self.chunk, self.actions.mean.shape[0])
         x = standard_normal(shape, randomness, device)
-        if mode == "deterministic":
-            for k in range(self.num_steps):
-                step = torch.full((batch,), k, device=device)
-                found, _ = velocity(prefix, x, flow.time_of(step, self.num_steps))
-                x = flow.ode_step(x, found, self.num_steps)
-            log_prob = torch.zeros(shape[:2], device=device)
-            return Decision(self._to_actions(x), log_prob, value, {})
-        return self._explore(velocity, prefix, value, x, randomness)
+        if mode == "explore" and not self._fpo:
+            return self._explore(velocity, prefix, value, x, randomness)
+        for k in range(self.num_steps):
+            step = torch.full((batch,), k, device=device)
+            found, _ = velocity(prefix, x, flow.time_of(step, self.num_steps))
+            x = flow.ode_step(x, found, self.num_steps)
+        log_prob = torch.zeros(shape[:2], device=device)
+        trace: dict[str, Tensor] = {}
+        if mode == "explore" and self._fpo:
+            log_prob, trace = self._fpo.draw(velocity, prefix, x, randomness)
+        return Decision(self._to_actions(x), log_prob, value, trace)
 
     def _explore[P](
         self,
@@ -137,13 +142,21 @@ class FlowHead(nn.Module):
         trace = {"before": before, "after": after, "step": chosen.contiguous()}
         return Decision(self._to_actions(x), self.temper * log_prob, value, trace)
 
+    @staticmethod
+    def num_scored(trace: Mapping[str, Tensor]) -> int:
+        """M: how many times the velocity is evaluated to score a decision."""
+        return trace["time" if "time" in trace else "step"].shape[1]
+
     def score[P](
         self, velocity: Velocity[P], prefixes: P, value: Tensor, trace: Mapping[str, Tensor]
     ) -> Evaluation:
         """Log-probability of recorded random steps with the present weights.
 
-        `prefixes` belongs to B * M rows: each observation's prefix, repeated for its M steps.
+        `prefixes` belongs to B * M rows: each observation's prefix, repeated `num_scored` times.
         """
+        if self._fpo:
+            log_prob = self._fpo.score(velocity, prefixes, trace)
+            return Evaluation(log_prob, torch.zeros_like(log_prob), value)
         before, after, step = trace["before"], trace["after"], trace["step"]
         flat = before.flatten(0, 1)
         steps = step.flatten()

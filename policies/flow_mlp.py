@@ -64,7 +64,7 @@ class FlowMLP(nn.Module):
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
         seen = self._see(observation)
-        repeated = seen.repeat_interleave(trace["step"].shape[1], dim=0)
+        repeated = seen.repeat_interleave(self.head.num_scored(trace), dim=0)
         return self.head.score(self._velocity, repeated, self._value(seen), trace)
 
     def value(self, observation: Observation) -> Tensor:

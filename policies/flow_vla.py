@@ -77,7 +77,7 @@ class FlowVLA(nn.Module):
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
         prefix, value = self._encode(observation)
-        num_scored = trace["step"].shape[1]
+        num_scored = self.head.num_scored(trace)
         return self.head.score(self.expert, prefix.repeat(num_scored), value, trace)
 
     def value(self, observation: Observation) -> Tensor:

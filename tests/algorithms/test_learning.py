@@ -30,6 +30,7 @@ POLICIES: dict[str, Any] = {
     "flow_noise_mean": FlowMLPConfig(
         exploration="flow_noise", chain_log_prob="mean", noise_std=(0.1, 0.5), **SMALL
     ),
+    "fpo": FlowMLPConfig(exploration="fpo", **SMALL),
     "gaussian": GaussianMLPConfig(hidden_size=32, initial_std=0.3, normalise_state=False),
     "tokens": TokenVLAConfig(
         num_prefix_layers=1,
