@@ -4,7 +4,7 @@ importing torch."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -138,6 +138,12 @@ class TokenVLAConfig(PrefixConfig):
     def build(self, contract: Contract) -> Policy:
         """A new policy for this contract, with random weights but for a pretrained decoder."""
         policy: Policy = catalogue.load("policies.token_vla:TokenVLA")(self, contract)
+        return policy
+
+    def rebuild(self, contract: Contract, architecture: dict[str, Any]) -> Policy:
+        """The policy of a saved folder: its decoder's sizes are known, its weights come next."""
+        make = catalogue.load("policies.token_vla:TokenVLA")
+        policy: Policy = make(self, contract, architecture)
         return policy
 
 

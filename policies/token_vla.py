@@ -8,6 +8,7 @@ reads the prefix as embeddings, and the last `num_bins` ids of its vocabulary ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,7 +38,12 @@ class TokenVLA(nn.Module):
     quantile_low: Tensor
     quantile_high: Tensor
 
-    def __init__(self, config: TokenVLAConfig, contract: Contract) -> None:
+    def __init__(
+        self,
+        config: TokenVLAConfig,
+        contract: Contract,
+        architecture: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.contract, self.chunk, self._config = contract, config.chunk, config
         self._num_tokens = config.chunk * contract.action_dim
@@ -48,7 +54,7 @@ class TokenVLA(nn.Module):
         self.register_buffer("quantile_high", self.high.clamp_max(1e6))
         self.state_normaliser = Normaliser(contract.state_dim)
         self.encoder = PrefixEncoder(config, contract)
-        self.decoder = _decoder(config)
+        self.decoder = _decoder(config, architecture)
         width = self.decoder.get_input_embeddings().embedding_dim
         self._first_action_id = self.decoder.config.vocab_size - config.num_bins
         if self._first_action_id < 0:
@@ -63,6 +69,12 @@ class TokenVLA(nn.Module):
         hidden = config.value_hidden_size
         sizes = [config.hidden_size + contract.state_dim, hidden, hidden, 1]
         self.value_network = mlp(sizes, nn.Tanh, gain=2**0.5, last_gain=1.0)
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The decoder's sizes, as transformers writes them: a saved policy is built from these."""
+        sizes: dict[str, Any] = json.loads(self.decoder.config.to_json_string(use_diff=True))
+        return sizes
 
     def act(
         self,
@@ -222,10 +234,14 @@ class TokenVLA(nn.Module):
         return torch.clamp(values, self.low, self.high)
 
 
-def _decoder(config: TokenVLAConfig) -> Any:
-    """A causal language model of transformers: a local pretrained one, or a new one."""
+def _decoder(config: TokenVLAConfig, architecture: dict[str, Any] | None) -> Any:
+    """A causal language model of transformers: one of known sizes, a local pretrained one, or a new
+    one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if architecture is not None:
+        known = AutoConfig.for_model(**architecture)
+        return AutoModelForCausalLM.from_config(known)  # type: ignore[no-untyped-call]
     if config.pretrained is not None:
         if not (config.pretrained / "config.json").is_file():
             raise ValueError(

@@ -50,6 +50,7 @@ def save_policy(
             unfinished / _DESCRIPTION,
             {
                 "policy": config.model_dump(mode="json"),
+                "architecture": getattr(policy, "architecture", None),
                 "contract": policy.contract.to_json(),
                 "contract_fingerprint": policy.contract.fingerprint,
                 "weights_sha256": _digest(unfinished / _WEIGHTS),
@@ -86,7 +87,9 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
         config: Any = kind.model_validate(data["policy"])
     else:
         config = options
-    policy: Any = config.build(contract)
+    # What a policy took from elsewhere when it was new: the folder must do without that later on.
+    architecture = data.get("architecture")
+    policy: Any = config.rebuild(contract, architecture) if architecture else config.build(contract)
     try:
         weights = load_file(folder / _WEIGHTS)
     except SafetensorError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from embodied_rl.contracts import Camera, Contract, Observation
+from embodied_rl.training.policy_folder import load_policy, save_policy
 from policies.config import TokenVLAConfig
 from policies.token_vla import TokenVLA
 
@@ -26,10 +28,12 @@ CONTRACT = Contract(
 )
 
 
+SMALL = {"hidden_size": 32, "chunk": 2, "num_bins": 16, "max_instruction_bytes": 12}
+
+
 def build(**options: Any) -> TokenVLA:
     torch.manual_seed(0)
-    small = {"hidden_size": 32, "chunk": 2, "num_bins": 16, "max_instruction_bytes": 12}
-    return TokenVLA(TokenVLAConfig.model_validate(small | options), CONTRACT)
+    return TokenVLA(TokenVLAConfig.model_validate(SMALL | options), CONTRACT)
 
 
 def seen(batch: int) -> Observation:
@@ -123,6 +127,28 @@ def test_a_pretrained_decoder_is_loaded_from_its_own_layout(tmp_path: Path) -> N
     found = policy.evaluate(seen(3), decision.trace)
     assert torch.allclose(found.log_prob, decision.log_prob, atol=2e-5)
     assert int(decision.trace["tokens"].max()) < 32
+
+
+def test_a_saved_policy_needs_its_pretrained_folder_no_more(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    sizes = LlamaConfig(
+        vocab_size=40,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )
+    LlamaForCausalLM(sizes).save_pretrained(tmp_path / "model")
+    config = TokenVLAConfig.model_validate(SMALL | {"pretrained": tmp_path / "model"})
+    policy = config.build(CONTRACT)
+    save_policy(policy, config, tmp_path / "policy")
+    shutil.rmtree(tmp_path / "model")
+    loaded = load_policy(tmp_path / "policy").policy
+    before = policy.act(seen(3), torch.Generator().manual_seed(0), "explore")
+    after = loaded.act(seen(3), torch.Generator().manual_seed(0), "explore")
+    assert torch.equal(before.log_prob, after.log_prob)
+    assert torch.equal(before.actions, after.actions)
 
 
 def test_decoders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
