@@ -21,6 +21,7 @@ ENGINE = (
     "embodied_rl.rollout",
     "embodied_rl.evaluation",
     "embodied_rl.training",
+    "embodied_rl.correctness",
 )
 DOORS = ("embodied_rl.cli", "embodied_rl.__main__", "real_robot")
 

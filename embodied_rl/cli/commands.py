@@ -127,9 +127,17 @@ def report(given: argparse.Namespace) -> Answer:
 
 def doctor(given: argparse.Namespace) -> Answer:
     """`embodied-rl doctor`."""
-    from embodied_rl.cli.doctor import examine
+    from embodied_rl.cli import doctor as machine
+    from embodied_rl.cli import doctor_parts
 
-    findings = examine()
+    if given.what is None:
+        findings = machine.examine()
+    elif given.target is None:
+        raise ConfigError(f"name the {given.what} to look at: embodied-rl doctor {given.what} NAME")
+    elif given.what == "policy":
+        findings = doctor_parts.policy(given.target, given.overrides)
+    else:
+        findings = doctor_parts.simulator(given.target, given.overrides)
     lines = [f"{finding.state:4}  {finding.name}: {finding.text}" for finding in findings]
     ok = all(finding.state != "fail" for finding in findings)
     return "\n".join(lines), {"ok": ok, "findings": [vars(finding) for finding in findings]}
@@ -183,10 +191,12 @@ def _device(name: str) -> str:
 
 def _policy_folder(path: Path) -> Path:
     """The folder itself, or a run's best result."""
-    for candidate in (path, path / "policies" / "final", path / "policies" / "start"):
-        if (candidate / "policy.json").is_file():
-            return candidate
-    raise FileNotFoundError(f"{path} holds no policy: no policy.json there nor under policies/")
+    from embodied_rl.training.policy_folder import policy_in
+
+    found = policy_in(path)
+    if found is None:
+        raise FileNotFoundError(f"{path} holds no policy: no policy.json there nor under policies/")
+    return found
 
 
 def _simulator_options(folder: Path, overrides: list[str]) -> Any:

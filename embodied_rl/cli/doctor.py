@@ -7,22 +7,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from embodied_rl.correctness.gates import Finding
+
 if TYPE_CHECKING:
     from embodied_rl.contracts import EnvironmentObservation
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    text: str
-    """What was found, and what to do if it is not well."""
 
 
 def examine() -> list[Finding]:

@@ -145,8 +145,21 @@ def _list_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def _no_arguments(sub: argparse.ArgumentParser) -> None:
-    pass
+def _doctor_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "what",
+        nargs="?",
+        choices=["policy", "simulator"],
+        help="look at a policy or simulator instead of the machine: does it keep the promises "
+        "of embodied_rl/contracts.py?",
+    )
+    sub.add_argument("target", nargs="?", help="its name, or a policy's or run's folder")
+    sub.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="options: policy.chunk=8, simulator=gymnasium, simulator.task=Pendulum-v1",
+    )
 
 
 _COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str, str]] = {
@@ -182,9 +195,10 @@ _COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], s
     ),
     "doctor": (
         commands.doctor,
-        _no_arguments,
-        "check this machine: versions, drawing, simulators; says what to do",
-        "embodied-rl doctor",
+        _doctor_arguments,
+        "check this machine, a policy or a simulator, your own included; says what to do",
+        "embodied-rl doctor\n  embodied-rl doctor policy runs/quickstart\n  "
+        "embodied-rl doctor simulator gymnasium simulator.task=Pendulum-v1",
     ),
     "list": (
         commands.list_parts,

@@ -127,8 +127,9 @@ def summarise(task: str, rows: Sequence[dict[str, Any]], wall_s: float) -> Evalu
     at_end = sum(row["success_at_end"] for row in rows)
     low, high = wilson_interval(once, count)
     low_at_end, high_at_end = wilson_interval(at_end, count)
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    of_task = {name: [row for row in rows if row["task"] == name] for name in tasks}
+    of_task: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of_task.setdefault(row.get("task", task), []).append(row)
     return EvaluationSummary(
         task=task,
         episodes=count,
@@ -144,7 +145,7 @@ def summarise(task: str, rows: Sequence[dict[str, Any]], wall_s: float) -> Evalu
         wall_s=round(wall_s, 2),
         by_task=(
             {name: summarise(name, mine, wall_s) for name, mine in of_task.items()}
-            if len(tasks) > 1
+            if len(of_task) > 1
             else {}
         ),
     )

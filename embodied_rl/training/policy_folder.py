@@ -60,6 +60,14 @@ def save_policy(
         )
 
 
+def policy_in(path: Path) -> Path | None:
+    """The policy folder that a path means: itself, or the result of a run's folder."""
+    for candidate in (path, path / "policies" / "final", path / "policies" / "start"):
+        if (candidate / _DESCRIPTION).is_file():
+            return candidate
+    return None
+
+
 def load_policy(folder: Path, device: str = "cpu", options: Config | None = None) -> LoadedPolicy:
     """Read a policy folder. `options` replace the stored ones, as far as the weights fit them: the
     way to change how actions are drawn, such as the noise level, of a trained policy.

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from embodied_rl.cli import doctor, main
-from embodied_rl.cli.doctor import Finding
+from embodied_rl.correctness.gates import Finding
 
 
 def run(*words: str) -> int:

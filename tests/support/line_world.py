@@ -103,10 +103,10 @@ class Line:
         return EnvironmentObservation({}, state)
 
     def snapshot(self) -> dict[str, FloatArray]:
-        return {"x": np.array([self.x], dtype=np.float32)}
+        return {"x": np.array([self.x, self.elapsed], dtype=np.float32)}
 
     def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
-        self.x = float(snapshot["x"][0])
+        self.x, self.elapsed = float(snapshot["x"][0]), int(snapshot["x"][1])
 
     def render(self) -> ByteArray:
         raise RuntimeError("lines are not drawn")

@@ -1,0 +1,169 @@
+"""Every gate passes on our simulators, and each catches the fault that it is there for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+
+from embodied_rl.cli import main
+from embodied_rl.contracts import Environment, EnvironmentObservation, Episode, StepOutcome
+from embodied_rl.correctness.gates import pass_through
+from embodied_rl.correctness.simulator import (
+    GATES,
+    SimulatorBench,
+    _running,
+    examine_simulator,
+)
+from line_world import Line, LineConfig
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import FloatArray
+
+
+def test_the_line_passes() -> None:
+    findings = examine_simulator(LineConfig())
+    assert [f.name for f in findings] == [*GATES]
+    assert [(f.name, f.text) for f in findings if f.state != "ok"] == []
+
+
+class Endless(Line):
+    """Never says that its time is over."""
+
+    def step(self, action: FloatArray) -> StepOutcome:
+        super().step(action)
+        return StepOutcome(0.0, False, False, False)
+
+
+class Moody(Line):
+    """Starts anywhere."""
+
+    def reset(self, episode: Episode) -> None:
+        super().reset(episode)
+        self.x = float(np.random.default_rng().uniform(-1, 1))
+
+
+class Slippery(Line):
+    """Moves at random."""
+
+    def step(self, action: FloatArray) -> StepOutcome:
+        self.x += float(np.random.default_rng().uniform(-0.3, 0.3))
+        return super().step(action)
+
+
+class Foggy(Line):
+    def observe(self) -> EnvironmentObservation:
+        return EnvironmentObservation({}, np.array([np.nan, 0.0], dtype=np.float32))
+
+
+class Silent(Line):
+    def reset(self, episode: Episode) -> None:
+        super().reset(episode)
+        self.instruction = ""
+
+
+class Jumpy(Line):
+    """Restores beside where it was."""
+
+    def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
+        super().restore(snapshot)
+        self.x += 0.5
+
+
+class Fixed(Line):
+    def snapshot(self) -> dict[str, FloatArray]:
+        raise NotImplementedError
+
+
+class Wild(Line):
+    def step(self, action: FloatArray) -> StepOutcome:
+        outcome = super().step(action)
+        if abs(float(action[0])) > 10.0:
+            self.x = float("nan")
+        return outcome
+
+
+class Same(Line):
+    def reset(self, episode: Episode) -> None:
+        super().reset(episode)
+        self.x = 0.9
+
+
+KINDS: dict[str, type[Line]] = {
+    kind.__name__: kind
+    for kind in (Endless, Moody, Slippery, Foggy, Silent, Jumpy, Fixed, Wild, Same)
+}
+
+
+class OddLineConfig(LineConfig):
+    """A line with a fault."""
+
+    kind: str
+
+    def build_environment(self) -> Environment:
+        return KINDS[self.kind](self)
+
+
+BROKEN: list[tuple[str, str, Literal["fail", "warn"], str]] = [
+    ("Endless", "chunks", "fail", "control steps executed with a limit of 6, and no end"),
+    ("Moody", "initial states", "fail", "start initial state 5 apart"),
+    ("Slippery", "repeatable", "fail", "the same actions lead elsewhere"),
+    ("Moody", "workers", "fail", "in a worker process the same episode starts apart"),
+    ("Moody", "refill", "fail", "after a refill the first view differs"),
+    ("Foggy", "observation", "fail", "not finite"),
+    ("Silent", "observation", "warn", "the instruction is empty"),
+    ("Same", "initial states", "warn", "look the same"),
+    ("Jumpy", "snapshots", "fail", "a restored state differs by 0.5"),
+    ("Fixed", "snapshots", "warn", "no snapshots"),
+    ("Wild", "wild actions", "fail", "not finite"),
+]
+
+
+@pytest.mark.parametrize(("kind", "gate", "state", "message"), BROKEN)
+def test_a_gate_catches_its_fault(kind: str, gate: str, state: str, message: str) -> None:
+    config = OddLineConfig(kind=kind, radius=1e-6)
+    with _running(config, 0) as simulator:
+        found = pass_through(SimulatorBench(config, simulator), {gate: GATES[gate]})
+    assert found[0].state == state
+    assert message in found[0].text
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *words])
+    return int(caught.value.code or 0)
+
+
+def test_the_command_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("simulator", "gymnasium", "simulator.task=Pendulum-v1", "--json") == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    states = {finding["name"]: finding["state"] for finding in data["findings"]}
+    assert data["ok"] is True
+    # Pendulum asks for nothing in words and cannot be put into a state.
+    assert {name for name, state in states.items() if state == "warn"} <= {
+        *("observation", "snapshots"),
+    }
+
+
+def test_the_command_looks_at_a_new_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulator=gymnasium", "simulator.task=Pendulum-v1", "policy.hidden_size=16")
+    assert run("policy", "flow_mlp", *words) == 0
+    assert "largest log-ratio before any update" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("policy",), "name the policy to look at"),
+        (("policy", "nothing"), "neither a policy's name (flow_mlp"),
+        (("simulator", "maniskil"), "did you mean 'maniskill'?"),
+    ],
+)
+def test_wrong_names(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert message in capsys.readouterr().err
