@@ -29,7 +29,7 @@ FLAGS: dict[str, set[str]] = {
         *("policy", "overrides", "--episodes", "--seed", "--slots", "--device", "--output"),
     },
     "report": {"run"},
-    "doctor": set(),
+    "doctor": {"what", "target", "overrides"},
     "list": {"what"},
 }
 """The command line that people's scripts rely on. Changing it is a decision, not an accident."""

@@ -101,8 +101,9 @@ def test_examples_are_accepted(command: str, monkeypatch: pytest.MonkeyPatch) ->
         return "", {}
 
     monkeypatch.setitem(_COMMANDS, command, (note, *_COMMANDS[command][1:]))
-    assert run(*_COMMANDS[command][3].split()[1:]) == 0
-    assert given
+    examples = _COMMANDS[command][3].splitlines()
+    assert [run(*example.split()[1:]) for example in examples] == [0] * len(examples)
+    assert len(given) == len(examples)
 
 
 @pytest.mark.parametrize(
