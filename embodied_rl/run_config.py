@@ -76,11 +76,12 @@ class EvaluationConfig(Config):
     """How success is measured."""
 
     episodes: int = Field(200, ge=1)
-    """Held-out initial states at the start and the end of reinforcement learning."""
+    """Held-out initial states of each task, at the start and the end of reinforcement learning."""
     every: int = Field(0, ge=0)
     """Iterations between smaller checks during training, with one at the end; 0 turns them off."""
     quick_episodes: int = Field(64, ge=1)
-    """Episodes of those checks. They use other initial states than the final result does."""
+    """Episodes of each task in those checks. They use other initial states than the final result
+    does."""
     keep_best: bool = True
     """Guard against a collapse: where the last quick check is worse than the best one by more than
     its standard error, the result is the last policy that was not, instead of the very last one."""
@@ -94,7 +95,8 @@ class LoggingConfig(Config):
     """Weights & Biases; `offline` needs no account."""
     wandb_project: str = "embodied-rl"
     video_episodes: int = Field(4, ge=0)
-    """Episodes filmed before and after reinforcement learning, where a rendering device exists."""
+    """Episodes of each task filmed before and after reinforcement learning, where a rendering device
+    exists."""
 
 
 class CheckpointConfig(Config):

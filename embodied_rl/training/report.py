@@ -39,7 +39,8 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
   max-width: 62rem; margin: 0 auto; padding: 2rem 1rem }
 h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2.5rem }
-.result { font-size: 1.9rem; line-height: 1.3; color: var(--good); font-weight: 600 }
+.result { font-size: 1.9rem; line-height: 1.3; color: var(--good); font-weight: 600;
+  white-space: pre-line }
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)); gap: 1.2rem }
 figure { margin: 0 } figcaption { font-size: .9rem } svg, video { width: 100%; height: auto }
 svg text { fill: var(--ink) }
