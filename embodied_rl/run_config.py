@@ -95,8 +95,8 @@ class LoggingConfig(Config):
     """Weights & Biases; `offline` needs no account."""
     wandb_project: str = "embodied-rl"
     video_episodes: int = Field(4, ge=0)
-    """Episodes of each task filmed before and after reinforcement learning, where a rendering device
-    exists."""
+    """Episodes of each task filmed before and after reinforcement learning, where something can
+    draw."""
 
 
 class CheckpointConfig(Config):
