@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from embodied_rl.contracts import Environment, Episode
 from embodied_rl.rollout.arrays import Arrays
 
@@ -17,9 +19,22 @@ if TYPE_CHECKING:
     from embodied_rl.contracts import FloatArray
 
 
+class PreludeEndedEpisode(RuntimeError):
+    """Demonstrated actions did not lead where they led when they were recorded."""
+
+
 def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays) -> str:
     """Start an episode and show its first view; returns its instruction."""
     environment.reset(episode)
+    for number, action in enumerate(episode.prelude, 1):
+        outcome = environment.step(np.array(action, dtype=np.float32))
+        if outcome.terminated or outcome.truncated:
+            raise PreludeEndedEpisode(
+                f"the episode {episode.key} from initial state {episode.initial_state} ended at "
+                f"step {number} of the {len(episode.prelude)} demonstrated ones before its first "
+                f"decision: the simulator does not repeat what it did when they were recorded. "
+                f"Record the demonstrations on this machine or set practice.demonstrated_share=0"
+            )
     arrays.show(slot, environment.observe(), "observation")
     return environment.instruction
 

@@ -7,13 +7,22 @@ not touch, so that a policy is never measured on what it was trained on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
 
 from embodied_rl.contracts import Episode
+from embodied_rl.rollout.batch import EpisodeResult
+from embodied_rl.rollout.practice import (
+    DemonstratedStarts,
+    Demonstration,
+    Start,
+    WeightedStates,
+    demonstrated_values,
+)
+from embodied_rl.run_config import PracticeConfig
 
 type Split = Literal["train", "quick", "final"]
 
@@ -61,10 +70,19 @@ def evaluation_plan(
 
 
 class TrainingPlanner:
-    """An endless plan of training episodes; groups of `group_size` share task and initial state."""
+    """An endless plan of training episodes; groups of `group_size` share task and start.
+
+    Without `practice`, and with `starts=uniform`, all training states are equally likely.
+    """
 
     def __init__(
-        self, task: str, seed: int, num_initial_states: int | None = None, group_size: int = 1
+        self,
+        task: str,
+        seed: int,
+        num_initial_states: int | None = None,
+        group_size: int = 1,
+        practice: PracticeConfig | None = None,
+        demonstrations: Sequence[Demonstration] = (),
     ) -> None:
         self.seed, self.group_size = seed, group_size
         self._task = task
@@ -75,6 +93,14 @@ class TrainingPlanner:
             )
         self._cursor = 0
         self._waiting: deque[Episode] = deque()
+        self._progress = 0.0
+        self._start: Start | None = None
+        self._weighted: WeightedStates | None = None
+        self._demonstrated: DemonstratedStarts | None = None
+        if practice and practice.starts != "uniform":
+            self._weighted = WeightedStates(practice, self._states, seed)
+        if practice and practice.demonstrated_share:
+            self._demonstrated = DemonstratedStarts(practice, demonstrations, seed)
 
     def take(self, count: int) -> list[Episode]:
         """The next episodes of the plan."""
@@ -88,23 +114,55 @@ class TrainingPlanner:
         """Episodes that were not run, or were lost: they come next, in this order."""
         self._waiting.extendleft(reversed(list(episodes)))
 
+    def note(self, results: Sequence[EpisodeResult], progress: float) -> dict[str, float]:
+        """How episodes of this plan went, and the share of the run that is done: what is planned
+        from now on depends on it. Returns values for the training curves."""
+        self._progress = progress
+        values = self._weighted.note(results) if self._weighted else {}
+        return values | (demonstrated_values(results) if self._demonstrated else {})
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data from which the plan continues."""
-        return {"cursor": self._cursor, "waiting": [asdict(e) for e in self._waiting]}
+        state: dict[str, Any] = {
+            "cursor": self._cursor,
+            "waiting": [asdict(e) for e in self._waiting],
+            "progress": self._progress,
+            "start": self._start,
+        }
+        return state | ({"weighted": self._weighted.state_dict()} if self._weighted else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a plan."""
         self._cursor = int(state["cursor"])
-        self._waiting = deque(Episode(**episode) for episode in state["waiting"])
+        self._waiting = deque(Episode.from_json(episode) for episode in state["waiting"])
+        # Plans saved before there was a choice of starts say nothing about it.
+        self._progress = float(state.get("progress", 0.0))
+        start = state.get("start")
+        self._start = Start.from_json(start) if start else None
+        if self._weighted:
+            self._weighted.load_state_dict(state["weighted"])
 
     def _plan(self, number: int) -> Episode:
-        group = number // self.group_size
-        # A function of seed and number alone: nothing random has to be saved.
-        drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
+        group, place = divmod(number, self.group_size)
+        # The evidence may change between the episodes of a group, which must start alike.
+        if place == 0 or self._start is None:
+            self._start = self._draw(group)
         return Episode(
             key=f"train/{number:08d}",
             task=self._task,
-            initial_state=self._states[int(drawn % len(self._states))],
+            initial_state=self._start.initial_state,
             seed=number,
             group=group,
+            start=self._start.why,
+            prelude=self._start.prelude,
         )
+
+    def _draw(self, group: int) -> Start:
+        """A function of the seed, the group and what was noted: nothing random has to be saved."""
+        within = self._demonstrated and self._demonstrated.draw(group, self._progress)
+        if within:
+            return within
+        if self._weighted:
+            return self._weighted.draw(group)
+        drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
+        return Start(self._states[int(drawn % len(self._states))])
