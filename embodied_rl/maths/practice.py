@@ -49,7 +49,8 @@ def with_floor(weights: Numbers, floor: float) -> Numbers:
     uniform = np.full(len(weights), 1 / len(weights))
     if total <= 0:
         return uniform
-    return floor * uniform + (1 - floor) * weights / total
+    mixed: Numbers = floor * uniform + (1 - floor) * weights / total
+    return mixed
 
 
 def effective_number(distribution: Numbers) -> float:

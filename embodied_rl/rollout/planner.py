@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from embodied_rl.contracts import Episode
 from embodied_rl.rollout.batch import EpisodeResult
 from embodied_rl.rollout.practice import (
+    AGAIN,
     DemonstratedStarts,
     Demonstration,
     Start,
@@ -113,6 +114,20 @@ class TrainingPlanner:
     def put_back(self, episodes: Iterable[Episode]) -> None:
         """Episodes that were not run, or were lost: they come next, in this order."""
         self._waiting.extendleft(reversed(list(episodes)))
+
+    def again(self, member: Episode, time: int) -> list[Episode]:
+        """Another `group_size` episodes of a member's group, for the first, second ... time.
+
+        A function of the seed and the group alone, so that it does not matter which of several
+        groups asks first, and the plan of the groups to come is the same whoever asks.
+        """
+        drawn = np.random.SeedSequence([self.seed, member.group, time, AGAIN])
+        # Simulators take seeds below 2^32; those of planned episodes count up from 0.
+        seeds = drawn.generate_state(self.group_size, np.uint32) >> 1
+        return [
+            replace(member, key=f"train/{member.group:08d}/{time}/{i:04d}", seed=int(seed))
+            for i, seed in enumerate(seeds)
+        ]
 
     def note(self, results: Sequence[EpisodeResult], progress: float) -> dict[str, float]:
         """How episodes of this plan went, and the share of the run that is done: what is planned

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from embodied_rl.contracts import FloatArray, Prelude, Reason
     from embodied_rl.rollout.batch import EpisodeResult
 
-_POOL, _STATE, _DEMONSTRATION = 1, 2, 3
+_POOL, _STATE, _DEMONSTRATION, AGAIN = 1, 2, 3, 4
 """Salts: what is drawn for one group must not depend on what else is drawn for it."""
 
 
