@@ -128,8 +128,8 @@ class REINFORCEConfig(UpdateConfig):
             raise ValueError("baseline=leave_one_out needs group_size of at least 2, got 1")
         if self.baseline == "batch" and self.extra_groups:
             raise ValueError(
-                f"extra_groups={self.extra_groups} would shift the mean that baseline=batch compares "
-                f"with towards failures; set it to 0 or take baseline=leave_one_out"
+                f"extra_groups={self.extra_groups} would shift the mean of the whole batch towards "
+                f"failures; set it to 0 or take baseline=leave_one_out"
             )
         return self
 
