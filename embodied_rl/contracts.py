@@ -132,7 +132,8 @@ class Episode:
     start: Reason = "uniform"
     """Why it starts where it does."""
     prelude: Prelude = ()
-    """Actions executed after the reset and before the first decision; nobody learns from them."""
+    """Actions executed after the reset and before the first decision; nobody learns from them.
+    Where they would end the episode, those that come before the end."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Episode:

@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from embodied_rl.contracts import FloatArray
 
 
-class PreludeEndedEpisode(RuntimeError):
-    """Demonstrated actions did not lead where they led when they were recorded."""
-
-
 def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays) -> str:
     """Start an episode and show its first view; returns its instruction."""
-    environment.reset(episode)
-    for number, action in enumerate(episode.prelude, 1):
-        outcome = environment.step(np.array(action, dtype=np.float32))
-        if outcome.terminated or outcome.truncated:
-            raise PreludeEndedEpisode(
-                f"the episode {episode.key} from initial state {episode.initial_state} ended at "
-                f"step {number} of the {len(episode.prelude)} demonstrated ones before its first "
-                f"decision: the simulator does not repeat what it did when they were recorded. "
-                f"Record the demonstrations on this machine or set practice.demonstrated_share=0"
-            )
+    length = len(episode.prelude)
+    while (over := _play(environment, episode, length)) is not None:
+        # Contacts may go a little differently than when the actions were recorded.
+        length = over
     arrays.show(slot, environment.observe(), "observation")
     return environment.instruction
+
+
+def _play(environment: Environment, episode: Episode, length: int) -> int | None:
+    """Reset and play the first `length` actions of the prelude. If one of them ends the episode,
+    returns how many came before it."""
+    environment.reset(episode)
+    for number, action in enumerate(episode.prelude[:length]):
+        outcome = environment.step(np.array(action, dtype=np.float32))
+        if outcome.terminated or outcome.truncated:
+            return number
+    return None
 
 
 def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) -> bool:

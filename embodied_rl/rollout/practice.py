@@ -126,7 +126,8 @@ class DemonstratedStarts:
 
     As SnapshotRL does (Zhao et al. 2024, arXiv:2403.00673), early training starts from states on
     the way to success. A state is reached by playing the demonstrated actions up to it, which
-    needs nothing of a simulator but that it repeats itself.
+    needs nothing of a simulator but that it nearly repeats itself, and nothing of the data set but
+    its actions.
     """
 
     def __init__(
