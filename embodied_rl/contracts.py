@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     type ByteArray = npt.NDArray[np.uint8]
     type Randomness = torch.Generator | Sequence[torch.Generator]
 
+type Prelude = tuple[tuple[float, ...], ...]
+type Reason = Literal["uniform", "curriculum", "worst_case", "demonstration"]
+
 
 class ContractMismatch(ValueError):
     """A policy meets a simulator, data set or robot that it was not made for."""
@@ -133,6 +136,17 @@ class Episode:
     """Seeds whatever else is random in the episode."""
     group: int = 0
     """Episodes to be compared with each other (GRPO) share a group."""
+    start: Reason = "uniform"
+    """Why it starts where it does."""
+    prelude: Prelude = ()
+    """Actions executed after the reset and before the first decision; nobody learns from them.
+    Where they would end the episode, those that come before the end."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Episode:
+        """The episode whose fields were written as JSON, which knows no tuples."""
+        prelude = tuple(tuple(action) for action in data.get("prelude", ()))
+        return cls(**{**data, "prelude": prelude})
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,27 @@ class EvaluationConfig(Config):
     its standard error, the result is the last policy that was not, instead of the very last one."""
 
 
+class PracticeConfig(Config):
+    """Where training episodes start. Evaluation is never affected."""
+
+    starts: Literal["uniform", "curriculum", "worst_case"] = "uniform"
+    """All training states alike; or, from a pool of them, those the more often whose success rate
+    is near one half (`curriculum`) or low (`worst_case`)."""
+    pool: int = Field(256, ge=2)
+    """Training states of each task to choose from, drawn by the seed; all where there are fewer."""
+    floor: float = Field(0.1, ge=0.0, le=1.0)
+    """Share of the episodes that start anywhere in the pool, whatever is known."""
+    decay: float = Field(0.95, gt=0.0, le=1.0)
+    """Share of what was seen of a state that still counts an iteration later."""
+    temperature: float = Field(0.25, gt=0.0)
+    """Of `worst_case`: a state whose failure rate is higher by this is e times as likely."""
+    demonstrated_share: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the groups (of one episode for PPO) that begin within a demonstration, at its state
+    after a random number of its actions; 0 starts all at initial states."""
+    demonstrated_until: float = Field(0.5, gt=0.0, le=1.0)
+    """Share of the iterations after which that has fallen, linearly, to zero."""
+
+
 class LoggingConfig(Config):
     """What a run writes beside `metrics.jsonl`."""
 
@@ -133,6 +154,7 @@ class RunConfig(Config):
     """Leave out, together with `imitation`, to learn from scratch."""
     imitation: ImitationConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
+    practice: PracticeConfig = PracticeConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -144,7 +166,11 @@ class RunConfig(Config):
                 "demonstrations and imitation go together: set both, or leave out both to learn "
                 "from scratch"
             )
-        for rule in (_batched_simulators_need_no_workers, _policy_needs_cameras):
+        for rule in (
+            _batched_simulators_need_no_workers,
+            _policy_needs_cameras,
+            _demonstrated_starts_need_demonstrations,
+        ):
             rule(self)
         return self
 
@@ -170,4 +196,23 @@ def _policy_needs_cameras(run: RunConfig) -> None:
         raise ValueError(
             "this policy looks through cameras but the simulator gives only a state; choose "
             "simulator.observation=rgb or a policy without cameras"
+        )
+
+
+def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:
+    share = run.practice.demonstrated_share
+    if not share:
+        return
+    batched: Any = getattr(run.simulator, "batched", False)
+    if batched:
+        raise ValueError(
+            f"practice.demonstrated_share={share} plays demonstrated actions in single scenes, but "
+            f"this simulator runs as one batch; set it to 0 or choose simulator.backend=cpu"
+        )
+    recorded = run.demonstrations and not run.initial_policy
+    if not (recorded or (run.demonstrations and run.demonstrations.path)):
+        raise ValueError(
+            f"practice.demonstrated_share={share} needs demonstrations to begin in; set "
+            f"demonstrations and imitation (with initial_policy also demonstrations.path), or "
+            f"set it to 0"
         )

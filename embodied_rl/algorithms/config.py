@@ -89,6 +89,11 @@ class GRPOConfig(ClipConfig):
     max_refill: float = Field(2.0, ge=1.0)
     """Groups with equal returns teach nothing and are replaced, until this many times
     `groups_per_iteration` were tried; 1 never replaces."""
+    extra_groups: int = Field(0, ge=0)
+    """So often at most, an initial state that hardly ever succeeds gets another `group_size`
+    episodes, which join its group (DARS, arXiv:2508.13755, in its simplest form); 0: never."""
+    hard_success: float = Field(0.0, ge=0.0, lt=1.0)
+    """Such a state is one where at most this share of the episodes so far succeeded."""
     scale: Literal["std", "off"] = "std"
     """Divide advantages by their group's deviation, or not (Dr. GRPO)."""
     length_normalisation: Literal["decision", "episode", "constant"] = "decision"
@@ -113,11 +118,20 @@ class REINFORCEConfig(UpdateConfig):
     """Episodes from the same initial state; `baseline=batch` can do with 1."""
     max_refill: float = Field(1.0, ge=1.0)
     """As for GRPO; 1 never replaces, which keeps the gradient unbiased."""
+    extra_groups: int = Field(0, ge=0)
+    """As for GRPO; only 0 keeps the gradient unbiased. For `baseline=leave_one_out`."""
+    hard_success: float = Field(0.0, ge=0.0, lt=1.0)
+    """As for GRPO."""
 
     @model_validator(mode="after")
     def _leaving_one_out_needs_others(self) -> Self:
         if self.baseline == "leave_one_out" and self.group_size < 2:
             raise ValueError("baseline=leave_one_out needs group_size of at least 2, got 1")
+        if self.baseline == "batch" and self.extra_groups:
+            raise ValueError(
+                f"extra_groups={self.extra_groups} would shift the mean of the whole batch towards "
+                f"failures; set it to 0 or take baseline=leave_one_out"
+            )
         return self
 
     def build(self, policy: Policy, iterations: int, seed: int) -> Any:

@@ -33,7 +33,7 @@ from embodied_rl.maths.losses import (
     masked_mean,
 )
 from embodied_rl.rollout.batch import Batch
-from embodied_rl.rollout.groups import GroupCollector
+from embodied_rl.rollout.groups import GroupCollector, Growth
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Simulator
@@ -65,7 +65,10 @@ class GRPO:
         wanted = self.config.groups_per_iteration
         limit = round(wanted * self.config.max_refill)
         device = str(generator.device)
-        return GroupCollector(simulator, self.policy, planner, device, halves, wanted, limit)
+        growth = Growth(self.config.extra_groups, self.config.hard_success)
+        return GroupCollector(
+            simulator, self.policy, planner, device, halves, wanted, limit, growth
+        )
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected groups; returns the training curve's values.

@@ -26,7 +26,7 @@ from embodied_rl.contracts import Policy
 from embodied_rl.maths.advantages import leave_one_out_advantage, normalise
 from embodied_rl.maths.losses import executed_mask, kl_to_reference, log_ratio, masked_mean
 from embodied_rl.rollout.batch import Batch
-from embodied_rl.rollout.groups import GroupCollector
+from embodied_rl.rollout.groups import GroupCollector, Growth
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Simulator
@@ -56,7 +56,10 @@ class REINFORCE:
         wanted = self.config.groups_per_iteration
         limit = round(wanted * self.config.max_refill)
         device = str(generator.device)
-        return GroupCollector(simulator, self.policy, planner, device, halves, wanted, limit)
+        growth = Growth(self.config.extra_groups, self.config.hard_success)
+        return GroupCollector(
+            simulator, self.policy, planner, device, halves, wanted, limit, growth
+        )
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """One step along the policy gradient; returns the training curve's values.

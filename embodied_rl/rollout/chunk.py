@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from embodied_rl.contracts import Environment, Episode
 from embodied_rl.rollout.arrays import Arrays
 
@@ -19,9 +21,23 @@ if TYPE_CHECKING:
 
 def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays) -> str:
     """Start an episode and show its first view; returns its instruction."""
-    environment.reset(episode)
+    length = len(episode.prelude)
+    while (over := _play(environment, episode, length)) is not None:
+        # Contacts may go a little differently than when the actions were recorded.
+        length = over
     arrays.show(slot, environment.observe(), "observation")
     return environment.instruction
+
+
+def _play(environment: Environment, episode: Episode, length: int) -> int | None:
+    """Reset and play the first `length` actions of the prelude. If one of them ends the episode,
+    returns how many came before it."""
+    environment.reset(episode)
+    for number, action in enumerate(episode.prelude[:length]):
+        outcome = environment.step(np.array(action, dtype=np.float32))
+        if outcome.terminated or outcome.truncated:
+            return number
+    return None
 
 
 def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) -> bool:

@@ -97,7 +97,7 @@ class Collector:
         if not state["episodes"]:
             return
         chunks = iter(tensors.get("actions", torch.zeros(0)))
-        episodes = [Episode(**episode) for episode in state["episodes"]]
+        episodes = [Episode.from_json(episode) for episode in state["episodes"]]
         actions = [[next(chunks) for _ in range(count)] for count in state["num_chunks"]]
         self._running = [Running(episode) for episode in episodes]
         self._seen = [

@@ -2,7 +2,9 @@
 
 A group whose episodes all end with the same return has nothing to teach: its advantages are zero.
 Such groups are replaced by further ones ("dynamic sampling" of DAPO, arXiv:2503.14476, section
-3.2), so that an update always sees as many groups as it asked for.
+3.2), so that an update always sees as many groups as it asked for. Before that, a group that hardly
+ever succeeds may grow (after DARS, arXiv:2508.13755): a first success is worth more than another
+state that is easy.
 """
 
 from __future__ import annotations
@@ -21,6 +23,16 @@ from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.running import gather, halves_of
 
 
+@dataclass(frozen=True)
+class Growth:
+    """When a group gets further episodes from its own start, as many again as it began with."""
+
+    times: int = 0
+    """At most so often."""
+    hard_success: float = 0.0
+    """While at most this share of its episodes succeeded."""
+
+
 class GroupCollector:
     """Collects `num_groups` groups that can be learned from, trying at most `max_groups`."""
 
@@ -33,14 +45,18 @@ class GroupCollector:
         halves: int,
         num_groups: int,
         max_groups: int,
+        growth: Growth = Growth(),
     ) -> None:
+        self._growth = growth
         self._simulator, self._policy, self._planner = simulator, policy, planner
         self._device, self._halves = device, halves_of(simulator.num_slots, halves)
         self._num_groups, self._max_groups = num_groups, max_groups
 
     def collect(self) -> Batch:
         """Rows are ordered by episode, then by time: T = N decisions of one slot."""
-        groups = _Groups(self._policy, self._planner, self._num_groups, self._max_groups)
+        groups = _Groups(
+            self._policy, self._planner, self._num_groups, self._max_groups, self._growth
+        )
         first = self._planner.take(self._num_groups * self._planner.group_size)
         run = EpisodeRun(
             self._simulator,
@@ -79,15 +95,21 @@ class _Row:
 class _Group:
     rows: dict[str, list[_Row]] = field(default_factory=dict)
     results: list[EpisodeResult] = field(default_factory=list)
+    times_grown: int = 0
 
 
 class _Groups:
     """The recorder behind `GroupCollector`."""
 
     def __init__(
-        self, policy: Policy, planner: TrainingPlanner, num_groups: int, max_groups: int
+        self,
+        policy: Policy,
+        planner: TrainingPlanner,
+        num_groups: int,
+        max_groups: int,
+        growth: Growth,
     ) -> None:
-        self._policy, self._planner = policy, planner
+        self._policy, self._planner, self._growth = policy, planner, growth
         self._num_started, self._max_groups = num_groups, max_groups
         self._open: dict[int, _Group] = {}
         self._closed: list[_Group] = []
@@ -122,12 +144,15 @@ class _Groups:
             row.done, row.next_value = bool(result.done[i]), values.get(i, 0.0)
 
     def ended(self, result: EpisodeResult) -> Sequence[Episode]:
-        """Close a group when its last episode is over; a dull one is replaced."""
+        """Close a group when its last episode is over; a hard one grows, a dull one is replaced."""
         number = result.episode.group
         group = self._open.setdefault(number, _Group())
         group.results.append(result)
-        if len(group.results) < self._planner.group_size:
+        if len(group.results) < self._planner.group_size * (1 + group.times_grown):
             return ()
+        if group.times_grown < self._growth.times and _is_hard(group, self._growth.hard_success):
+            group.times_grown += 1
+            return self._planner.again(result.episode, group.times_grown)
         del self._open[number]
         if _teaches(group.results):
             self._closed.append(group)
@@ -169,6 +194,13 @@ class _Groups:
 
     def _device_of(self, episode: Episode) -> torch.device:
         return self._rows(episode)[-1].decision[0].value.device
+
+
+def _is_hard(group: _Group, most: float) -> bool:
+    """Whether at most this share succeeded. Where an episode could not be run, nothing is known."""
+    if any(result.error for result in group.results):
+        return False
+    return sum(result.success_once for result in group.results) <= most * len(group.results)
 
 
 def _teaches(results: list[EpisodeResult]) -> bool:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from embodied_rl.contracts import Episode
+from embodied_rl.rollout.batch import EpisodeResult
+from embodied_rl.rollout.practice import (
+    AGAIN,
+    DemonstratedStarts,
+    Demonstration,
+    Start,
+    WeightedStates,
+    demonstrated_values,
+)
+from embodied_rl.run_config import PracticeConfig
 
 type Split = Literal["train", "quick", "final"]
 
@@ -69,9 +79,10 @@ def evaluation_plan(
 
 
 class TrainingPlanner:
-    """An endless plan of training episodes; groups of `group_size` share task and initial state.
+    """An endless plan of training episodes; groups of `group_size` share task and start.
 
-    Tasks take turns, group by group.
+    Without `practice`, and with `starts=uniform`, tasks take turns and all training states are
+    equally likely.
     """
 
     def __init__(
@@ -80,6 +91,8 @@ class TrainingPlanner:
         seed: int,
         num_initial_states: int | None = None,
         group_size: int = 1,
+        practice: PracticeConfig | None = None,
+        demonstrations: Sequence[Demonstration] = (),
     ) -> None:
         self.seed, self.group_size = seed, group_size
         self.tasks = _as_tuple(tasks)
@@ -90,6 +103,14 @@ class TrainingPlanner:
             )
         self._cursor = 0
         self._waiting: deque[Episode] = deque()
+        self._progress = 0.0
+        self._start: Start | None = None
+        self._weighted: WeightedStates | None = None
+        self._demonstrated: DemonstratedStarts | None = None
+        if practice and practice.starts != "uniform":
+            self._weighted = WeightedStates(practice, self.tasks, self._states, seed)
+        if practice and practice.demonstrated_share:
+            self._demonstrated = DemonstratedStarts(practice, demonstrations, seed)
 
     def take(self, count: int) -> list[Episode]:
         """The next episodes of the plan."""
@@ -103,26 +124,73 @@ class TrainingPlanner:
         """Episodes that were not run, or were lost: they come next, in this order."""
         self._waiting.extendleft(reversed(list(episodes)))
 
+    def again(self, member: Episode, time: int) -> list[Episode]:
+        """Another `group_size` episodes of a member's group, for the first, second ... time.
+
+        A function of the seed and the group alone, so that it does not matter which of several
+        groups asks first, and the plan of the groups to come is the same whoever asks.
+        """
+        drawn = np.random.SeedSequence([self.seed, member.group, time, AGAIN])
+        # Simulators take seeds below 2^32; those of planned episodes count up from 0.
+        seeds = drawn.generate_state(self.group_size, np.uint32) >> 1
+        return [
+            replace(member, key=f"train/{member.group:08d}/{time}/{i:04d}", seed=int(seed))
+            for i, seed in enumerate(seeds)
+        ]
+
+    def note(self, results: Sequence[EpisodeResult], progress: float) -> dict[str, float]:
+        """How episodes of this plan went, and the share of the run that is done: what is planned
+        from now on depends on it. Returns values for the training curves."""
+        self._progress = progress
+        values = self._weighted.note(results) if self._weighted else {}
+        return values | (demonstrated_values(results) if self._demonstrated else {})
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data from which the plan continues."""
-        return {"cursor": self._cursor, "waiting": [asdict(e) for e in self._waiting]}
+        state: dict[str, Any] = {
+            "cursor": self._cursor,
+            "waiting": [asdict(e) for e in self._waiting],
+            "progress": self._progress,
+            "start": self._start,
+        }
+        return state | ({"weighted": self._weighted.state_dict()} if self._weighted else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a plan."""
         self._cursor = int(state["cursor"])
-        self._waiting = deque(Episode(**episode) for episode in state["waiting"])
+        self._waiting = deque(Episode.from_json(episode) for episode in state["waiting"])
+        # Plans saved before there was a choice of starts say nothing about it.
+        self._progress = float(state.get("progress", 0.0))
+        start = state.get("start")
+        self._start = Start.from_json(start) if start else None
+        if self._weighted:
+            self._weighted.load_state_dict(state["weighted"])
 
     def _plan(self, number: int) -> Episode:
-        group = number // self.group_size
-        # A function of seed and number alone: nothing random has to be saved.
-        drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
+        group, place = divmod(number, self.group_size)
+        # The evidence may change between the episodes of a group, which must start alike.
+        if place == 0 or self._start is None:
+            self._start = self._draw(group)
         return Episode(
             key=f"train/{number:08d}",
-            task=self.tasks[group % len(self.tasks)],
-            initial_state=self._states[int(drawn % len(self._states))],
+            task=self._start.task,
+            initial_state=self._start.initial_state,
             seed=number,
             group=group,
+            start=self._start.why,
+            prelude=self._start.prelude,
         )
+
+    def _draw(self, group: int) -> Start:
+        """A function of the seed, the group and what was noted: nothing random has to be saved."""
+        within = self._demonstrated and self._demonstrated.draw(group, self._progress)
+        if within:
+            return within
+        if self._weighted:
+            return self._weighted.draw(group)
+        drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
+        task = self.tasks[group % len(self.tasks)]
+        return Start(task, self._states[int(drawn % len(self._states))])
 
 
 def _as_tuple(tasks: str | Sequence[str]) -> tuple[str, ...]:

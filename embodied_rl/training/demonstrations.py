@@ -66,6 +66,29 @@ def load(path: Path, contract: Contract, num_episodes: int | None = None) -> Dem
     Raises FileNotFoundError, ContractMismatch naming the field that does not fit, or
     `BadDemonstrations` for too few episodes or values that are not finite.
     """
+    dataset, frames, episode = _frames(path, contract, num_episodes)
+    count = len(episode)
+    state = _column(frames, "observation.state", contract.state_dim, path)[:count]
+    actions = _column(frames, "action", contract.action_dim, path)[:count]
+    tasks = {int(row.task_index): str(name) for name, row in dataset.meta.tasks.iterrows()}
+    indices = np.asarray(frames["task_index"]).reshape(-1)[:count]
+    observation = Observation(
+        images={camera.name: _images(dataset, camera.name, count) for camera in contract.cameras},
+        state=state,
+        instruction=tuple(tasks[int(index)] for index in indices),
+    )
+    return Demonstrations(observation, actions, episode)
+
+
+def load_actions(path: Path, contract: Contract, num_episodes: int | None = None) -> list[Tensor]:
+    """The actions [L, A] of each episode alone; raises what `load` raises."""
+    _, frames, episode = _frames(path, contract, num_episodes)
+    actions = _column(frames, "action", contract.action_dim, path)[: len(episode)]
+    return list(torch.split(actions, torch.bincount(episode).tolist()))
+
+
+def _frames(path: Path, contract: Contract, num_episodes: int | None) -> tuple[Any, Any, Tensor]:
+    """The data set, its frames, and the number of the episode of each frame that is wanted [N]."""
     if not (path / "meta" / "info.json").is_file():
         raise FileNotFoundError(
             f"{path} is not a LeRobotDataset v3 folder: it has no meta/info.json. Record one with "
@@ -76,23 +99,13 @@ def load(path: Path, contract: Contract, num_episodes: int | None = None) -> Dem
     frames = dataset.hf_dataset.with_format("numpy")
     episode = torch.from_numpy(np.asarray(frames["episode_index"]).astype(np.int64).reshape(-1))
     total = int(episode.max()) + 1
-    if num_episodes is not None and num_episodes > total:
+    if num_episodes is None:
+        return dataset, frames, episode
+    if num_episodes > total:
         raise BadDemonstrations(
             f"{path} holds {total} episodes, but demonstrations.episodes={num_episodes}"
         )
-    count = len(episode)
-    if num_episodes is not None:
-        count = int((episode < num_episodes).sum())
-    state = _column(frames, "observation.state", contract.state_dim, path)[:count]
-    actions = _column(frames, "action", contract.action_dim, path)[:count]
-    tasks = {int(row.task_index): str(name) for name, row in dataset.meta.tasks.iterrows()}
-    indices = np.asarray(frames["task_index"]).reshape(-1)[:count]
-    observation = Observation(
-        images={camera.name: _images(dataset, camera.name, count) for camera in contract.cameras},
-        state=state,
-        instruction=tuple(tasks[int(index)] for index in indices),
-    )
-    return Demonstrations(observation, actions, episode[:count])
+    return dataset, frames, episode[: int((episode < num_episodes).sum())]
 
 
 def open_dataset(path: Path) -> Any:

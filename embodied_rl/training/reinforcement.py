@@ -20,6 +20,7 @@ from embodied_rl.training.checkpoint import (
     with_prefix,
 )
 from embodied_rl.training.checks import is_as_good, quick_check
+from embodied_rl.training.demonstrated import demonstrations_to_begin_in
 from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.policy_folder import load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
@@ -46,14 +47,16 @@ class Reinforcement:
         self.run, self.simulator, self.policy, self.device = run, simulator, policy, device
         self.algorithm: Algorithm = build.build(policy, config.iterations, config.seed)
         self.generator = torch.Generator(device).manual_seed(config.seed + 1)
-        planner = TrainingPlanner(
+        self.planner = TrainingPlanner(
             simulator.spec.all_tasks,
             config.seed,
             simulator.spec.num_initial_states,
             self.algorithm.group_size,
+            config.practice,
+            demonstrations_to_begin_in(run, simulator.spec.contract),
         )
         self.collector = self.algorithm.collector(
-            simulator, planner, self.generator, config.rollout.halves
+            simulator, self.planner, self.generator, config.rollout.halves
         )
         self.position = Position()
         self.num_threads = torch.get_num_threads()
@@ -89,6 +92,8 @@ class Reinforcement:
         steps = int(batch.executed.sum())
         self.position.iteration += 1
         self.position.env_steps += steps
+        done = self.position.iteration / self.run.config.iterations
+        values |= self.planner.note(batch.results, done)
         values |= _episode_values(batch) | {"env_steps": float(self.position.env_steps)}
         values |= _utilisation(batch, collected - began, ended - collected, steps)
         self.run.metrics.log("rl", self.position.iteration, values)
