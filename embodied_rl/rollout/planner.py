@@ -1,4 +1,4 @@
-"""Who starts where: planned here, never drawn inside a simulator.
+"""Who starts where: planned here, never drawn inside a simulator; `practice` says what is favoured.
 
 Initial states are numbers. Training, quick checks and final results take theirs from ranges that do
 not touch, so that a policy is never measured on what it was trained on.

@@ -37,8 +37,8 @@ def test_learnability_is_the_mean_over_the_belief() -> None:
 
 
 def test_what_is_known_to_be_half_solved_weighs_most() -> None:
-    evidence = np.arange(21.0)
-    found = learnability(evidence, evidence[::-1])
+    evidence = np.array([float(i) for i in range(21)])
+    found = learnability(evidence, evidence[::-1].copy())
     assert found.argmax() == 10
     assert (np.diff(found)[:10] > 0).all() and found == pytest.approx(found[::-1])
 
