@@ -1,4 +1,4 @@
-"""Who starts where: planned here, never drawn inside a simulator.
+"""Who starts where: planned here, never drawn inside a simulator; `practice` says what is favoured.
 
 Initial states are numbers. Training, quick checks and final results take theirs from ranges that do
 not touch, so that a policy is never measured on what it was trained on.
@@ -128,13 +128,15 @@ class TrainingPlanner:
         """Another `group_size` episodes of a member's group, for the first, second ... time.
 
         A function of the seed and the group alone, so that it does not matter which of several
-        groups asks first, and the plan of the groups to come is the same whoever asks.
+        groups asks first, and the plan of the groups to come is the same whoever asks. Their keys
+        follow those that the group began with.
         """
         drawn = np.random.SeedSequence([self.seed, member.group, time, AGAIN])
         # Simulators take seeds below 2^32; those of planned episodes count up from 0.
         seeds = drawn.generate_state(self.group_size, np.uint32) >> 1
+        last = (member.group + 1) * self.group_size - 1
         return [
-            replace(member, key=f"train/{member.group:08d}/{time}/{i:04d}", seed=int(seed))
+            replace(member, key=f"train/{last:08d}/{time:04d}/{i:04d}", seed=int(seed))
             for i, seed in enumerate(seeds)
         ]
 

@@ -16,7 +16,7 @@ import torch
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.build import build_simulator
-from embodied_rl.rollout.groups import GroupCollector
+from embodied_rl.rollout.groups import GroupCollector, Growth
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.pool import SimulatorPool
 from embodied_rl.run_config import RolloutConfig
@@ -24,6 +24,7 @@ from line_world import LineConfig
 from policies.config import FlowMLPConfig
 
 GROUP_SIZE = 4
+NEVER = Growth()
 
 
 @contextmanager
@@ -41,15 +42,30 @@ def policy_for(simulator: Simulator) -> Policy:
 
 
 def collector(
-    simulator: Simulator, policy: Policy, num_groups: int = 5, max_groups: int = 15
+    simulator: Simulator,
+    policy: Policy,
+    num_groups: int = 5,
+    max_groups: int = 15,
+    growth: Growth = NEVER,
 ) -> GroupCollector:
     planner = TrainingPlanner("line", 0, group_size=GROUP_SIZE)
-    return GroupCollector(simulator, policy, planner, "cpu", 2, num_groups, max_groups)
+    return GroupCollector(simulator, policy, planner, "cpu", 2, num_groups, max_groups, growth)
 
 
-def collect(num_slots: int = 8, workers: int = 0, max_groups: int = 15) -> Batch:
+def collect(
+    num_slots: int = 8, workers: int = 0, max_groups: int = 15, growth: Growth = NEVER
+) -> Batch:
     with line(num_slots, workers) as simulator:
-        return collector(simulator, policy_for(simulator), max_groups=max_groups).collect()
+        policy = policy_for(simulator)
+        return collector(simulator, policy, max_groups=max_groups, growth=growth).collect()
+
+
+def members(batch: Batch) -> dict[int, list[bool]]:
+    """Successes of each group's episodes, in the order of their keys."""
+    found: dict[int, list[bool]] = {}
+    for result in sorted(batch.results, key=lambda r: r.episode.key):
+        found.setdefault(result.episode.group, []).append(result.success_once)
+    return found
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -154,3 +170,75 @@ def test_a_killed_worker_costs_nothing_but_time() -> None:
     counts = Counter(batch.results[i].episode.group for i in set(batch.episode.tolist()))
     assert set(counts.values()) == {GROUP_SIZE}
     assert same(batch, collect())
+
+
+@pytest.mark.parametrize("hard_success", [0.0, 0.25])
+def test_hard_groups_grow_until_they_are_not_or_may_not(hard_success: float) -> None:
+    before = members(collect(max_groups=5))
+    batch = collect(max_groups=5, growth=Growth(3, hard_success))
+    after = members(batch)
+    assert before.keys() == after.keys()
+    grown = 0
+    for number, successes in after.items():
+        # What the group began with is what it would have been.
+        assert successes[:GROUP_SIZE] == before[number]
+        parts = range(GROUP_SIZE, len(successes) + 1, GROUP_SIZE)
+        hard = [sum(successes[:n]) <= hard_success * n for n in parts]
+        assert len(successes) == parts[-1] and len(hard) <= 1 + 3
+        assert all(hard[:-1]) and (not hard[-1] or len(hard) == 1 + 3)
+        grown += len(hard) - 1
+    assert grown
+    learned = [n for n in after if len(after[n]) > GROUP_SIZE and n in batch.group.tolist()]
+    assert learned  # A group that had failed altogether now teaches.
+
+
+def test_a_grown_group_shares_its_start_and_nothing_else() -> None:
+    batch = collect(max_groups=5, growth=Growth(2))
+    assert len({r.episode.key for r in batch.results}) == len(batch.results)
+    for number, successes in members(batch).items():
+        episodes = [r.episode for r in batch.results if r.episode.group == number]
+        assert len({e.initial_state for e in episodes}) == 1
+        assert len({e.seed for e in episodes}) == len(episodes) == len(successes)
+        assert all(0 <= e.seed < 2**31 for e in episodes)
+
+
+@pytest.mark.parametrize(("num_slots", "workers"), [(2, 0), (20, 0), (6, 3)])
+def test_grown_groups_are_the_same_under_every_sharding(num_slots: int, workers: int) -> None:
+    growth = Growth(2, 0.25)
+    assert same(collect(growth=growth), collect(num_slots, workers, growth=growth))
+
+
+def test_growing_leaves_the_plan_alone() -> None:
+    plans = []
+    for growth in (Growth(), Growth(3)):
+        with line() as simulator:
+            policy = policy_for(simulator)
+            collecting = collector(simulator, policy, max_groups=5, growth=growth)
+            collecting.collect()
+            plans.append(collecting.state_dict()[1])
+    assert plans[0] == plans[1]
+
+
+def test_algorithms_pass_the_options_of_growth_on() -> None:
+    from embodied_rl.algorithms.config import GRPOConfig, REINFORCEConfig
+
+    sizes = []
+    for extra in (0, 2):
+        for kind in (GRPOConfig, REINFORCEConfig):
+            options: Any = kind(
+                groups_per_iteration=5, group_size=4, max_refill=1.0, extra_groups=extra,
+                hard_success=0.25,
+            )  # fmt: skip
+            with line() as simulator:
+                policy = policy_for(simulator)
+                algorithm = options.build(policy, 1, 0)
+                planner = TrainingPlanner("line", 0, group_size=4)
+                collecting = algorithm.collector(simulator, planner, torch.Generator(), 2)
+                batch = collecting.collect()
+                sizes.append(len(batch.results))
+                algorithm.update(batch, 0)
+    assert sizes[0] == sizes[1] == 20 and sizes[2] == sizes[3] > 20
+    with pytest.raises(ValueError, match=r"extra_groups=1 would shift the mean"):
+        REINFORCEConfig(baseline="batch", extra_groups=1)
+    with pytest.raises(ValueError, match="hard_success"):
+        GRPOConfig(hard_success=1.0)

@@ -79,6 +79,39 @@ def test_a_budget_of_control_steps_ends_a_run(tmp_path: Path) -> None:
     assert train(more, resume=True).summary["env_steps"] == 192
 
 
+@pytest.mark.parametrize("starts", ["curriculum", "worst_case"])
+def test_what_is_practised_on_continues_too(tmp_path: Path, starts: str) -> None:
+    """Evidence, weights and plan after a resume are those of a run that was never stopped."""
+    options: dict[str, Any] = {"practice.starts": starts, "practice.pool": 8}
+    # Rewards are negative: whether the return is ever above -2 is a matter of the start.
+    options |= {"simulator.success_return": -2, "algorithm.decisions_per_iteration": 40}
+    whole = pendulum(tmp_path, name="whole", iterations=4, **options)
+    train(whole)
+    train(pendulum(tmp_path, name="parts", iterations=2, **options))
+    rest = pendulum(tmp_path, name="parts", iterations=4, **options)
+    train(rest, resume=True)
+    a, b = weights(whole), weights(rest)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    names = ("practice_states", "practice_success", "success_rate", "env_steps")
+    curves = [
+        [[r["values"].get(name) for name in names] for r in read(c.directory) if r["phase"] == "rl"]
+        for c in (whole, rest)
+    ]
+    assert curves[0] == curves[1]
+    effective = [row[0] for row in curves[0]]
+    assert all(1 <= number <= 8 for number in effective) and min(effective) < 7.99
+    planned = _planner_state(rest)["weighted"]
+    assert planned == _planner_state(whole)["weighted"]
+    assert len(planned["successes"]) == 8 and sum(planned["failures"]) > 0
+
+
+def _planner_state(config: RunConfig) -> dict[str, Any]:
+    newest = sorted((config.directory / "checkpoints").iterdir())[-1]
+    found: dict[str, Any] = json.loads((newest / "state.json").read_text())
+    state: dict[str, Any] = found["state"]["collector"]["planner"]
+    return state
+
+
 def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     config = pendulum(tmp_path, iterations=2)
     result = train(config)
