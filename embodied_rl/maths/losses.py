@@ -100,4 +100,5 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """Mean squared error of the value [N] against the return [N], over entries of `mask`."""
-    return masked_mean((value - target).square(), mask)
+    error = torch.where(mask, value - target, torch.zeros_like(value))
+    return masked_mean(error.square(), mask)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.rollout.batch import Batch
@@ -242,3 +244,18 @@ def test_algorithms_pass_the_options_of_growth_on() -> None:
         REINFORCEConfig(baseline="batch", extra_groups=1)
     with pytest.raises(ValueError, match="hard_success"):
         GRPOConfig(hard_success=1.0)
+
+
+@given(pairs=st.integers(1, 7), halves=st.integers(1, 2), size=st.integers(2, 7))
+@settings(max_examples=10, deadline=None)
+def test_any_group_size_runs_on_any_number_of_slots(pairs: int, halves: int, size: int) -> None:
+    def batch(num_slots: int) -> Batch:
+        with line(num_slots) as simulator:
+            planner = TrainingPlanner("line", 0, group_size=size)
+            policy = policy_for(simulator)
+            return GroupCollector(simulator, policy, planner, "cpu", halves, 2, 4, NEVER).collect()
+
+    found = batch(2 * pairs)
+    assert same(found, batch(2 * size))
+    counts = Counter(result.episode.group for result in found.results)
+    assert set(counts.values()) == {size}
