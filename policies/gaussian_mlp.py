@@ -104,6 +104,8 @@ class GaussianMLP(nn.Module):
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Take the statistics of demonstrated states (contracts.Policy)."""
         fit_state(self.state_normaliser, state)
+        # The demonstrations count among what was seen, else the first batch would replace them.
+        self.num_seen.fill_(len(state))
 
     def after_update(self, observation: Observation, valid: Tensor) -> None:
         """Take the batch's states into the running statistics.

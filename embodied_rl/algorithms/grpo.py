@@ -16,6 +16,7 @@ from torch import Tensor
 from embodied_rl.algorithms.config import GRPOConfig
 from embodied_rl.algorithms.steps import (
     Reference,
+    after_update,
     descend,
     mean,
     means,
@@ -61,13 +62,15 @@ class GRPO:
         halves: int,
     ) -> GroupCollector:
         """Whole episodes, `groups_per_iteration` groups at a time."""
-        self.longest = -(-simulator.spec.max_episode_steps // self.policy.chunk)
+        limit = simulator.spec.max_episode_steps
+        per_chunk = self.config.ratio_level == "chunk"
+        self.longest = -(-limit // self.policy.chunk) if per_chunk else limit
         wanted = self.config.groups_per_iteration
-        limit = round(wanted * self.config.max_refill)
+        most = round(wanted * self.config.max_refill)
         device = str(generator.device)
         growth = Growth(self.config.extra_groups, self.config.hard_success)
         return GroupCollector(
-            simulator, self.policy, planner, device, halves, wanted, limit, growth
+            simulator, self.policy, planner, device, halves, wanted, most, growth
         )
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
@@ -87,6 +90,7 @@ class GRPO:
             history.append(self._step(batch, advantage, rows, first=not history))
             if config.max_kl and mean([s["approx_kl"] for s in history[-8:]]) > config.max_kl:
                 break
+        after_update(self.policy, batch)
         return means(history) | {
             "learning_rate": rate,
             "num_updates": float(len(history)),
@@ -99,7 +103,9 @@ class GRPO:
         group = torch.tensor([r.episode.group for r in batch.results], device=batch.value.device)
         relative = group_advantage(score, group, self.config.scale)[batch.episode]
         rule = self.config.length_normalisation
-        return relative * episode_weights(batch.episode, batch.valid, rule, self.longest)
+        per_chunk = self.config.ratio_level == "chunk"
+        size = batch.valid * (1 if per_chunk else batch.executed)
+        return relative * episode_weights(batch.episode, size, rule, self.longest)
 
     def _step(self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool) -> dict[str, float]:
         config = self.config

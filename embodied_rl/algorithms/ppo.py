@@ -17,6 +17,7 @@ from embodied_rl.algorithms.steps import (
     NonFinite,
     RatioError,
     Reference,
+    after_update,
     descend,
     mean,
     means,
@@ -99,9 +100,7 @@ class PPO:
                 history.append(self._step(batch, advantage, target, rows, first))
                 if config.max_kl and _recent_kl(history) > config.max_kl:
                     break
-        after_update = getattr(self.policy, "after_update", None)
-        if after_update is not None:
-            after_update(batch.observation, batch.valid)
+        after_update(self.policy, batch)
         return means(history) | {
             "explained_variance": explained_variance(batch.value[batch.valid], target[batch.valid]),
             "learning_rate": self.optimizer.param_groups[0]["lr"],

@@ -16,6 +16,7 @@ from embodied_rl.algorithms.config import REINFORCEConfig
 from embodied_rl.algorithms.steps import (
     NonFinite,
     Reference,
+    after_update,
     means,
     minibatches,
     require_ratio_one,
@@ -26,7 +27,7 @@ from embodied_rl.contracts import Policy
 from embodied_rl.maths.advantages import leave_one_out_advantage, normalise
 from embodied_rl.maths.losses import executed_mask, kl_to_reference, log_ratio, masked_mean
 from embodied_rl.rollout.batch import Batch
-from embodied_rl.rollout.groups import GroupCollector, Growth
+from embodied_rl.rollout.groups import GroupCollector, Growth, all_ran, returns_differ
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Simulator
@@ -57,8 +58,10 @@ class REINFORCE:
         limit = round(wanted * self.config.max_refill)
         device = str(generator.device)
         growth = Growth(self.config.extra_groups, self.config.hard_success)
+        # Against the mean of the whole batch, a group of equal returns teaches as well.
+        teaches = all_ran if self.config.baseline == "batch" else returns_differ
         return GroupCollector(
-            simulator, self.policy, planner, device, halves, wanted, limit, growth
+            simulator, self.policy, planner, device, halves, wanted, limit, growth, teaches
         )
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
@@ -84,6 +87,7 @@ class REINFORCE:
         if history:
             norms = step_with_gradients(self.optimizer, config.max_grad_norm, self.policy)
             found["grad_norm"] = float(norms[0])
+        after_update(self.policy, batch)
         return found
 
     def advantages(self, batch: Batch) -> Tensor:
@@ -92,7 +96,8 @@ class REINFORCE:
         group = torch.tensor([r.episode.group for r in batch.results], device=batch.value.device)
         if self.config.baseline == "leave_one_out":
             return leave_one_out_advantage(score, group)[batch.episode]
-        return normalise(score, torch.ones_like(score, dtype=torch.bool))[batch.episode]
+        ran = torch.tensor([r.error is None for r in batch.results], device=score.device)
+        return normalise(score, ran)[batch.episode]
 
     def _loss(
         self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from embodied_rl.contracts import Observation, Policy
+from embodied_rl.rollout.batch import Batch
 
 
 class RatioError(RuntimeError):
@@ -62,6 +63,13 @@ def step_with_gradients(
         raise NonFinite(f"{_first_bad_gradient(policy)} has a gradient that is not finite")
     optimizer.step()
     return norms
+
+
+def after_update(policy: Policy, batch: Batch) -> None:
+    """Let a policy that keeps running statistics take in the states that were learned from."""
+    take_in = getattr(policy, "after_update", None)
+    if take_in is not None:
+        take_in(batch.observation, batch.valid)
 
 
 def require_ratio_one(change: Tensor, tolerance: float) -> float:

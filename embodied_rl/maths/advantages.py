@@ -83,23 +83,30 @@ def _members(group: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def episode_weights(
-    episode: Tensor, valid: Tensor, rule: Literal["decision", "episode", "constant"], longest: int
+    episode: Tensor,
+    size: Tensor,
+    rule: Literal["decision", "episode", "constant"],
+    longest: int,
 ) -> Tensor:
-    """Weight [N] of each row's policy loss, so that their mean over valid rows is the loss wanted.
+    """Weight [N] of each row's policy loss, so that the mean over what is counted is the loss
+    wanted.
 
-    `decision`: every decision counts the same (DAPO's token mean, arXiv:2503.14476, eq. 12).
+    `size` [N] is how many terms of that mean a row has: 1 with one ratio per decision, the executed
+    steps with one per step, 0 for a row that does not count.
+    `decision`: every term counts the same (DAPO's token mean, arXiv:2503.14476, eq. 12).
     `episode`: every episode counts the same, however many decisions it took (GRPO's form).
-    `constant`: the sum over an episode divided by `longest`, the most decisions that an episode can
+    `constant`: the sum over an episode divided by `longest`, the most terms that an episode can
     have, whatever its length (Dr. GRPO, arXiv:2503.20783).
     """
+    counts = (size > 0).float()
     if rule == "decision":
-        return valid.float()
+        return counts
     member, count = _members(episode)
-    length = torch.zeros_like(count).index_add_(0, member, valid.float())
-    rows, num_episodes = valid.sum(), (length > 0).sum().clamp_min(1)
+    length = torch.zeros_like(count).index_add_(0, member, size.float())
+    total, num_episodes = size.sum(), (length > 0).sum().clamp_min(1)
     if rule == "episode":
-        return valid * rows / (num_episodes * length[member].clamp_min(1))
-    return valid * rows / (num_episodes * longest)
+        return counts * total / (num_episodes * length[member].clamp_min(1))
+    return counts * total / (num_episodes * longest)
 
 
 def normalise(advantage: Tensor, valid: Tensor, smallest_std: float = 1e-3) -> Tensor:

@@ -63,6 +63,9 @@ class Batch:
     """int64 [N]: which entry of `results` the row belongs to; -1 while its episode goes on."""
     results: list[EpisodeResult]
     """Episodes that ended while collecting."""
+    num_steps: int
+    """Control steps simulated while collecting: those of rows that were left out, of lost episodes
+    and of preludes as well."""
     num_lost: int
     """Episodes lost to failed workers while collecting; they run again later."""
     seconds: dict[str, float]

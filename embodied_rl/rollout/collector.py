@@ -52,6 +52,9 @@ class Collector:
         self._seen: list[Observation] = []
         self._offers: dict[int, list[Episode]] = {}
         self._clock: dict[str, float] = {}
+        self._results: list[EpisodeResult] = []
+        self._num_lost = self._num_prelude_steps = 0
+        self._failed_once: set[str] = set()
 
     @torch.no_grad()
     def collect(self) -> Batch:
@@ -59,10 +62,10 @@ class Collector:
         num_decisions = self.num_decisions
         began = time.monotonic()
         self._clock = {"infer": 0.0, "wait": 0.0}
+        self._results = []
+        self._num_lost = self._num_prelude_steps = 0
         if not self._running:
             self._begin()
-        self._results: list[EpisodeResult] = []
-        self._num_lost = 0
         self._first = [0] * self._simulator.num_slots
         steps: list[list[_Step]] = [[] for _ in self._halves]
         for half in range(len(self._halves)):
@@ -87,12 +90,14 @@ class Collector:
             "planner": self._planner.state_dict(),
             "episodes": [asdict(running.episode) for running in self._running],
             "num_chunks": [len(running.actions) for running in self._running],
+            "failed_once": sorted(self._failed_once),
         }
         return tensors, state
 
     def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Put every slot back into its episode by executing its actions again."""
         self._planner.load_state_dict(state["planner"])
+        self._failed_once = set(state.get("failed_once", ()))
         self._running, self._seen = [], []
         if not state["episodes"]:
             return
@@ -111,11 +116,20 @@ class Collector:
         for slots in self._halves:
             episodes = self._planner.take(len(slots))
             self._running += [Running(episode) for episode in episodes]
+            self._num_prelude_steps += sum(len(episode.prelude) for episode in episodes)
             self._seen.append(self._simulator.start(slots, episodes))
 
     def _replay(self, half: int, slots: list[int], actions: list[list[Tensor]]) -> None:
+        begun = {slot: self._running[slot] for slot in slots}
         for i in range(max(len(actions[slot]) for slot in slots)):
-            rows = [row for row, slot in enumerate(slots) if i < len(actions[slot])]
+            # A slot that was lost on the way runs another episode by now.
+            rows = [
+                row
+                for row, slot in enumerate(slots)
+                if i < len(actions[slot]) and self._running[slot] is begun[slot]
+            ]
+            if not rows:
+                return
             busy = [slots[row] for row in rows]
             chunk = torch.stack([actions[slot][i] for slot in busy])
             offers = self._planner.take(len(busy))
@@ -167,19 +181,28 @@ class Collector:
     def _advance(
         self, slots: list[int], result: ChunkResult, offers: list[Episode]
     ) -> list[EpisodeResult]:
-        """Move slots whose episode ended or was lost to the episode that they began."""
+        """Move slots whose episode ended or was lost to the episode that they began.
+
+        A lost episode runs once more; if that fails as well, it is a failure with an error.
+        """
         ended, unused, lost = [], [], []
         for row, slot in enumerate(slots):
             running = self._running[slot]
             if result.lost[row]:
-                lost.append(running.episode)
                 self._num_lost += 1
+                if running.episode.key in self._failed_once:
+                    error = result.errors.get(slot, "lost")
+                    ended.append(running.result(error=error))
+                else:
+                    self._failed_once.add(running.episode.key)
+                    lost.append(running.episode)
             else:
                 running.add(result, row)
                 if result.done[row]:
                     ended.append(running.result())
             if result.refilled[row]:
                 self._running[slot] = Running(offers[row])
+                self._num_prelude_steps += len(offers[row].prelude)
             else:
                 unused.append(offers[row])
         self._planner.put_back([*lost, *unused])
@@ -225,6 +248,7 @@ class Collector:
             task=torch.tensor([self._planner.tasks.index(e.task) for e in episodes], device=device),
             episode=torch.tensor([ended.get(e.key, -1) for e in episodes], device=device),
             results=self._results,
+            num_steps=self._num_prelude_steps + sum(int(r.executed.sum()) for r in results),
             num_lost=self._num_lost,
             seconds=dict(self._clock),
         )

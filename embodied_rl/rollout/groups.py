@@ -9,7 +9,7 @@ state that is easy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,17 @@ from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.running import gather, halves_of
 
 
+class NothingRan(RuntimeError):
+    """Not one episode of a collection could be run."""
+
+    def __init__(self, example: EpisodeResult) -> None:
+        episode = example.episode
+        super().__init__(
+            f"no episode of this collection could be run. The first, task {episode.task} from "
+            f"initial state {episode.initial_state}, failed twice with: {example.error}"
+        )
+
+
 @dataclass(frozen=True)
 class Growth:
     """When a group gets further episodes from its own start, as many again as it began with."""
@@ -31,6 +42,17 @@ class Growth:
     """At most so often."""
     hard_success: float = 0.0
     """While at most this share of its episodes succeeded."""
+
+
+def returns_differ(results: Sequence[EpisodeResult]) -> bool:
+    """Whether a group-relative advantage says anything about these episodes of a group."""
+    return all_ran(results) and len({result.total_reward for result in results}) > 1
+
+
+def all_ran(results: Sequence[EpisodeResult]) -> bool:
+    """Whether every episode of a group could be run: enough where groups are not compared within
+    themselves."""
+    return not any(result.error for result in results)
 
 
 class GroupCollector:
@@ -46,8 +68,9 @@ class GroupCollector:
         num_groups: int,
         max_groups: int,
         growth: Growth = Growth(),
+        teaches: Callable[[Sequence[EpisodeResult]], bool] = returns_differ,
     ) -> None:
-        self._growth = growth
+        self._growth, self._teaches = growth, teaches
         self._simulator, self._policy, self._planner = simulator, policy, planner
         self._device, self._halves = device, halves_of(simulator.num_slots, halves)
         self._num_groups, self._max_groups = num_groups, max_groups
@@ -55,7 +78,12 @@ class GroupCollector:
     def collect(self) -> Batch:
         """Rows are ordered by episode, then by time: T = N decisions of one slot."""
         groups = _Groups(
-            self._policy, self._planner, self._num_groups, self._max_groups, self._growth
+            self._policy,
+            self._planner,
+            self._num_groups,
+            self._max_groups,
+            self._growth,
+            self._teaches,
         )
         first = self._planner.take(self._num_groups * self._planner.group_size)
         run = EpisodeRun(
@@ -108,8 +136,10 @@ class _Groups:
         num_groups: int,
         max_groups: int,
         growth: Growth,
+        teaches: Callable[[Sequence[EpisodeResult]], bool],
     ) -> None:
         self._policy, self._planner, self._growth = policy, planner, growth
+        self._teaches, self._num_steps = teaches, 0
         self._num_started, self._max_groups = num_groups, max_groups
         self._open: dict[int, _Group] = {}
         self._closed: list[_Group] = []
@@ -124,10 +154,13 @@ class _Groups:
             value = float(decision.value[i])
             if rows:
                 rows[-1].next_value = value
+            else:
+                self._num_steps += len(episode.prelude)
             rows.append(_Row((observation, i), (decision, i)))
 
     def executed(self, episodes: Sequence[Episode], result: ChunkResult) -> None:
         """Keep what came of them; a lost episode starts again."""
+        self._num_steps += int(result.executed.sum())
         cut = (result.truncated & ~result.terminated & ~result.lost).nonzero()[:, 0]
         values: dict[int, float] = {}
         if len(cut):
@@ -154,7 +187,7 @@ class _Groups:
             group.times_grown += 1
             return self._planner.again(result.episode, group.times_grown)
         del self._open[number]
-        if _teaches(group.results):
+        if self._teaches(group.results):
             self._closed.append(group)
             return ()
         self._dull.append(group)
@@ -167,17 +200,21 @@ class _Groups:
         """The rows of the groups that teach, and the results of all episodes.
 
         In the plan's order, whatever order the slots and workers finished in. If no group teaches,
-        one that does not stands for the batch, with all its rows invalid.
+        one that does not stands for the batch, with all its rows invalid. Raises `NothingRan` if
+        not even that is there.
         """
-        kept = self._closed or self._dull[:1]
-        dull = self._dull if self._closed else self._dull[1:]
+        stand_in = [group for group in self._dull if any(group.rows.values())][:1]
+        kept = self._closed or stand_in
+        if not kept:
+            raise NothingRan(self._dull[0].results[0])
+        dull = [group for group in self._dull if all(group is not one for one in kept)]
         kept.sort(key=lambda group: group.results[0].episode.group)
         results: list[EpisodeResult] = []
         rows: list[_Row] = []
         episode_of: list[int] = []
         for group in kept:
             for result in sorted(group.results, key=lambda r: r.episode.key):
-                for row in group.rows[result.episode.key]:
+                for row in group.rows.get(result.episode.key, ()):
                     rows.append(row)
                     episode_of.append(len(results))
                 results.append(result)
@@ -187,7 +224,9 @@ class _Groups:
         groups = torch.tensor([episode.group for episode in episodes], device=device)
         tasks = [self._planner.tasks.index(episode.task) for episode in episodes]
         task = torch.tensor(tasks, device=device)
-        return _assemble(rows, groups, task, episode_of, results, seconds, device, teaches)
+        return _assemble(
+            rows, groups, task, episode_of, results, self._num_steps, seconds, device, teaches
+        )
 
     def _rows(self, episode: Episode) -> list[_Row]:
         return self._open.setdefault(episode.group, _Group()).rows.setdefault(episode.key, [])
@@ -198,16 +237,9 @@ class _Groups:
 
 def _is_hard(group: _Group, most: float) -> bool:
     """Whether at most this share succeeded. Where an episode could not be run, nothing is known."""
-    if any(result.error for result in group.results):
+    if not all_ran(group.results):
         return False
     return sum(result.success_once for result in group.results) <= most * len(group.results)
-
-
-def _teaches(results: list[EpisodeResult]) -> bool:
-    """Whether the returns differ. A group with an episode that could not be run does not count."""
-    if any(result.error for result in results):
-        return False
-    return len(results) == 1 or len({result.total_reward for result in results}) > 1
 
 
 def _assemble(
@@ -216,6 +248,7 @@ def _assemble(
     task: Tensor,
     episodes: list[int],
     results: list[EpisodeResult],
+    num_steps: int,
     seconds: dict[str, float],
     device: str,
     teaches: bool,
@@ -240,6 +273,7 @@ def _assemble(
         task=task,
         episode=torch.tensor(episodes, device=device),
         results=results,
+        num_steps=num_steps,
         num_lost=sum(result.error is not None for result in results),
         seconds=seconds,
     )

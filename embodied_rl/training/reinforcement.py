@@ -89,7 +89,7 @@ class Reinforcement:
         torch.set_num_threads(self.num_threads)
         values = self.algorithm.update(batch, self.position.iteration)
         ended = time.monotonic()
-        steps = int(batch.executed.sum())
+        steps = batch.num_steps
         self.position.iteration += 1
         self.position.env_steps += steps
         done = self.position.iteration / self.run.config.iterations
