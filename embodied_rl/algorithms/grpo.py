@@ -69,9 +69,7 @@ class GRPO:
         most = round(wanted * self.config.max_refill)
         device = str(generator.device)
         growth = Growth(self.config.extra_groups, self.config.hard_success)
-        return GroupCollector(
-            simulator, self.policy, planner, device, halves, wanted, most, growth
-        )
+        return GroupCollector(simulator, self.policy, planner, device, halves, wanted, most, growth)
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected groups; returns the training curve's values.

@@ -203,6 +203,17 @@ def test_episode_weights_by_hand() -> None:
     assert episode_weights(episode, valid, "constant", 4).tolist() == pytest.approx(expected)
 
 
+def test_episode_weights_count_executed_steps_where_every_step_has_a_ratio() -> None:
+    """Episode 0 is one decision of one step, episode 1 two of four: nine terms in the mean."""
+    episode, size = torch.tensor([0, 1, 1]), torch.tensor([1, 4, 4])
+    # 9 / 2 episodes, over 1 and 8 steps: each episode's terms sum to 4.5.
+    found = episode_weights(episode, size, "episode", 8)
+    assert found.tolist() == pytest.approx([4.5, 9 / 16, 9 / 16])
+    # Every step weighs 1/8 of an episode: 9 / (2 * 8).
+    found = episode_weights(episode, size, "constant", 8)
+    assert found.tolist() == pytest.approx([9 / 16] * 3)
+
+
 def test_normalise_each_gives_every_part_its_own_unit() -> None:
     advantage = torch.tensor([1.0, 3.0, 100.0, 300.0, 7.0])
     valid = torch.tensor([True, True, True, True, False])

@@ -273,7 +273,7 @@ def test_flow_mlp_learns_two_modes() -> None:
 
 
 def test_running_statistics_change_only_after_the_update() -> None:
-    policy = build("gaussian")
+    policy: Any = CONFIGS["gaussian"].build(CONTRACT)
     seen = observation(32)
     trace = policy.act(seen, torch.Generator().manual_seed(0), "explore").trace
     before = policy.evaluate(seen, trace).log_prob
@@ -281,6 +281,16 @@ def test_running_statistics_change_only_after_the_update() -> None:
     policy.after_update(seen, torch.ones(32, dtype=torch.bool))
     assert torch.allclose(policy.state_normaliser.mean, seen.state.mean(0), atol=1e-5)
     assert not torch.equal(policy.evaluate(seen, trace).log_prob, before)
+
+
+def test_demonstrations_count_among_the_states_seen() -> None:
+    policy = build("gaussian")
+    shown = torch.cat([torch.zeros(30, 5), torch.full((66, 5), 4.0)])
+    policy.fit_normalisation(shown, torch.zeros(96, 3))
+    seen = Observation({}, torch.full((4, 5), 29.0), ("",) * 4)
+    policy.after_update(seen, torch.ones(4, dtype=torch.bool))
+    # 66 fours and 4 twenty-nines among 100 rows: (264 + 116) / 100.
+    assert policy.state_normaliser.mean.tolist() == pytest.approx([3.8] * 5)
 
 
 @pytest.mark.parametrize("name", ["flow_mlp", "flow_vla", "gaussian"])

@@ -204,3 +204,39 @@ def test_a_simulator_that_cannot_be_built_says_why_at_once() -> None:
         line(workers=2, broken=True),
     ):
         pass
+
+
+def test_an_episode_that_cannot_start_fails_twice_and_is_left_behind() -> None:
+    """PPO's collection goes on, however often a plan comes back to a broken initial state."""
+    planner = TrainingPlanner("line", 0)
+    bad = planner.take(6)[5].initial_state
+    with line(num_slots=4, workers=2, break_on_state=bad) as simulator:
+        collecting = collector(simulator, policy_for(simulator), 6)
+        batches = [collecting.collect() for _ in range(3)]
+    failed = [r for b in batches for r in b.results if r.error]
+    assert [r.episode.initial_state for r in failed] == [bad]
+    assert f"cannot start from {bad}" in str(failed[0].error)
+    assert sum(batch.num_lost for batch in batches) == 2
+    assert sum(len(batch.results) for batch in batches) > 12
+
+
+def test_all_that_was_simulated_is_counted() -> None:
+    with line() as simulator:
+        batch = collector(simulator, policy_for(simulator), 6).collect()
+    assert batch.num_steps == int(batch.executed.sum()) > 0
+
+
+def test_a_slot_that_fails_while_it_is_put_back_goes_on_with_another_episode() -> None:
+    with line(num_slots=4) as simulator:
+        policy = policy_for(simulator)
+        whole = collector(simulator, policy, 2)
+        whole.collect()
+        tensors, state = whole.state_dict()
+        assert any(state["num_chunks"])
+        busy = max(range(4), key=lambda slot: state["num_chunks"][slot])
+        bad = state["episodes"][busy]["initial_state"]
+    with line(num_slots=4, workers=2, break_on_state=bad) as simulator:
+        again = collector(simulator, policy, 4)
+        again.load_state_dict(tensors, state)
+        assert state["episodes"][busy]["key"] not in [r.episode.key for r in again._running]
+        assert again.collect().valid.any()

@@ -15,10 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embodied_rl.algorithms.config import REINFORCEConfig
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.build import build_simulator
-from embodied_rl.rollout.groups import GroupCollector, Growth
+from embodied_rl.rollout.groups import GroupCollector, Growth, NothingRan
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.pool import SimulatorPool
 from embodied_rl.run_config import RolloutConfig
@@ -259,3 +260,39 @@ def test_any_group_size_runs_on_any_number_of_slots(pairs: int, halves: int, siz
     assert same(found, batch(2 * size))
     counts = Counter(result.episode.group for result in found.results)
     assert set(counts.values()) == {size}
+
+
+def test_all_that_was_simulated_is_counted() -> None:
+    batch = collect()
+    assert batch.num_steps == sum(result.num_steps for result in batch.results)
+    assert batch.num_steps > int(batch.executed.sum())
+
+
+def test_against_the_mean_of_the_batch_every_group_teaches() -> None:
+    with line() as simulator:
+        policy = policy_for(simulator)
+        options = REINFORCEConfig(baseline="batch", groups_per_iteration=5, group_size=GROUP_SIZE)
+        algorithm = options.build(policy, 1, 0)
+        planner = TrainingPlanner("line", 0, group_size=GROUP_SIZE)
+        batch = algorithm.collector(simulator, planner, torch.Generator(), 2).collect()
+    assert any(len(set(wins)) == 1 for wins in members(batch).values())
+    assert set(batch.group.tolist()) == {result.episode.group for result in batch.results}
+    # Zero mean over episodes: nothing that moves the mean was left out.
+    firsts = [batch.episode.tolist().index(i) for i in range(len(batch.results))]
+    assert abs(float(algorithm.advantages(batch)[firsts].mean())) < 1e-6
+
+
+def test_a_collection_in_which_nothing_runs_says_why() -> None:
+    planner = TrainingPlanner("line", 0, group_size=GROUP_SIZE)
+    bad = planner.take(1)[0].initial_state
+    planner = TrainingPlanner("line", 0, group_size=GROUP_SIZE)
+    rollout = RolloutConfig(num_slots=4, num_workers=2)
+    simulator = build_simulator(LineConfig(break_on_state=bad), rollout, chunk=2)
+    try:
+        policy = policy_for(simulator)
+        collecting = GroupCollector(simulator, policy, planner, "cpu", 2, 1, 1)
+        with pytest.raises(NothingRan, match=f"cannot start from {bad}"):
+            collecting.collect()
+        assert collecting.collect().results[0].error is None
+    finally:
+        simulator.close()
