@@ -251,8 +251,8 @@ class SimulatorPool:
                         self._lost.pop(slot, None)
 
     def _newest_answer(self, worker: _Worker) -> Answer | None:
-        """The answer to the last command. Chunks of the other half may be ahead of it; they stay in the arrays,
-        and `receive` finds that their answers were read."""
+        """The answer to the last command. Chunks of the other half may be ahead of it; they stay in
+        the arrays, and `receive` finds that their answers were read."""
         answer: Answer | None = None
         while worker in self._workers and worker.sent:
             answer = self._collect(worker, self._patience_s())

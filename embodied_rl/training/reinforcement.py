@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ class Reinforcement:
         self.position.last_is_best = is_as_good(success, best, episodes)
         if self.position.last_is_best:
             folder = self.run.policy_folder("best")
-            save_policy(self.policy, self.run.config.policy, folder, extra_of(self.run))
+            self.keep(self.policy, folder)
 
     def _save_if_due(self, stop: StopSignal) -> None:
         iteration, config = self.position.iteration, self.run.config
@@ -147,6 +148,13 @@ class Reinforcement:
             "collector": flight_state,
         }
         self.run.checkpoints.save(self.position.iteration, tensors, state)
+
+    def keep(self, policy: Policy, folder: Path) -> None:
+        """Write a policy that came out of this phase."""
+        config = self.run.config
+        # Only a critic's algorithm has a discount; the others leave the value as it was.
+        trained = getattr(config.algorithm, "discount", None) if config.iterations else None
+        save_policy(policy, config.policy, folder, extra_of(self.run, trained))
 
     def restore(self) -> bool:
         """Continue from the newest good checkpoint; false if there is none."""
@@ -180,7 +188,7 @@ def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop:
     if run.config.evaluation.keep_best and best.exists() and phase.collapsed():
         policy = load_policy(best, device).policy
     # Also when there is one: the run may have been resumed with more iterations.
-    save_policy(policy, run.config.policy, final, extra_of(run))
+    phase.keep(policy, final)
     return env_steps
 
 
