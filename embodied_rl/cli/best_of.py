@@ -93,7 +93,8 @@ def _value_discount(extra: dict[str, Any]) -> tuple[float, str | None]:
     discount = extra["value_discount"]
     if discount is None:
         return _USUAL_DISCOUNT, (
-            "the run did not train this policy's value, as imitation, grpo and reinforce do not: "
-            "candidates without a success are told apart by chance. Evaluate one trained by ppo"
+            "nobody trained this policy's value, as imitation, grpo and reinforce do not: "
+            "candidates without a success are told apart by chance. Evaluate a policy that ppo "
+            "trained"
         )
     return float(discount), None

@@ -137,8 +137,8 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
         help="success against N: of N candidate chunks per decision, execute the one that scores "
         "best by its reward and the policy's value of what follows. Candidates are tried out in "
         "the simulator, which thus serves as a model of the world: that needs snapshots (ManiSkill "
-        "on the CPU, MuJoCo), costs N control steps more for each one executed, and is not what a "
-        "robot could do. 1 is the plain evaluation",
+        "on the CPU, MuJoCo) and costs N + 1 control steps for each one executed. 1 is the plain "
+        "evaluation",
     )
 
 

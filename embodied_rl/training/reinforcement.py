@@ -23,7 +23,7 @@ from embodied_rl.training.checkpoint import (
 from embodied_rl.training.checks import is_as_good, quick_check
 from embodied_rl.training.demonstrated import demonstrations_to_begin_in
 from embodied_rl.training.interrupt import StopSignal
-from embodied_rl.training.policy_folder import load_policy, save_policy
+from embodied_rl.training.policy_folder import extra_in, load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
 from embodied_rl.training.run import Run
 from embodied_rl.training.start import extra_of
@@ -152,9 +152,11 @@ class Reinforcement:
     def keep(self, policy: Policy, folder: Path) -> None:
         """Write a policy that came out of this phase."""
         config = self.run.config
-        # Only a critic's algorithm has a discount; the others leave the value as it was.
-        trained = getattr(config.algorithm, "discount", None) if config.iterations else None
-        save_policy(policy, config.policy, folder, extra_of(self.run, trained))
+        # Only an algorithm with a critic has a discount; the others leave the value as it was.
+        discount = getattr(config.algorithm, "discount", None) if config.iterations else None
+        if discount is None:
+            discount = extra_in(self.run.policy_folder("start")).get("value_discount")
+        save_policy(policy, config.policy, folder, extra_of(self.run, discount))
 
     def restore(self) -> bool:
         """Continue from the newest good checkpoint; false if there is none."""

@@ -32,7 +32,7 @@ def starting_policy(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal
 
 def extra_of(run: Run, value_discount: float | None = None) -> dict[str, Any]:
     """What is saved beside a policy: the simulator that it was trained with, and the discount per
-    control step of the return that its value estimates; None where the run did not train it."""
+    control step of the return that its value estimates; None where nobody trained it."""
     return {
         "simulator": run.config.simulator.model_dump(mode="json"),
         "seed": run.config.seed,

@@ -171,6 +171,23 @@ def test_snapshots_hold_the_target_of_target_controllers() -> None:
     environment.close()
 
 
+def test_a_success_that_is_taken_back_pays_again() -> None:
+    environment = make(ManiSkillConfig(terminate_on_success=False))
+    expert = ManiSkillConfig().build_expert(environment)
+    start(environment, 0)
+    while not environment.step(expert()).success:
+        saved = environment.snapshot()
+    after = environment.snapshot()
+    assert (saved["had_success"], after["had_success"]) == ([0], [1])
+    for snapshot, had_success in ((saved, False), (after, True), (saved, False)):
+        environment.restore(snapshot)
+        assert environment._had_success is had_success
+    # Banks from before there was this entry.
+    environment.restore({name: x for name, x in after.items() if name != "had_success"})
+    assert environment._had_success is False
+    environment.close()
+
+
 def test_instructions() -> None:
     environment = make(ManiSkillConfig())
     assert environment.instruction == "pick up the red cube and move it to the green goal"
