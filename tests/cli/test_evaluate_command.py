@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,11 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     options = GaussianMLPConfig(chunk=2, hidden_size=8)
     policy = options.build(Line(LineConfig()).spec.contract)
     simulator = {"simulator": LineConfig().model_dump(mode="json")}
-    extras = {"run": {"value_discount": 0.9}, "imitated": {"value_discount": None}, "old": {}}
+    extras: dict[str, dict[str, Any]] = {
+        "run": {"value_discount": 0.9},
+        "imitated": {"value_discount": None},
+        "old": {},
+    }
     for name, extra in extras.items():
         folder = tmp_path / name / "policies" / "final"
         save_policy(policy, options, folder, simulator | extra)

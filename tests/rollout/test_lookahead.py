@@ -84,14 +84,14 @@ def simulator(request: pytest.FixtureRequest) -> Iterator[Simulator]:
 
 def pick(
     simulator: Simulator, candidates: Sequence[Sequence[float]], score: Any = None
-) -> tuple[list[float], int]:
-    """The chunk that is chosen in slot 0, and the steps that it took."""
+) -> list[float]:
+    """The chunk that is chosen in slot 0, followed by the steps that it took."""
     policy = cast(Policy, Listed(candidates[1:]))
     best_of = BestOf(len(candidates), score or reward_and_value(policy, 0.9))
     generators = [[torch.Generator()] * len(candidates)]
     first = chunk_of(candidates[0])
     actions, steps = choose(best_of, simulator, policy, [0], NOWHERE, generators, first)
-    return actions[0, :, 0].tolist(), steps[0]
+    return [*actions[0, :, 0].tolist(), steps[0]]
 
 
 def test_looking_changes_nothing(simulator: Simulator) -> None:
@@ -136,10 +136,10 @@ def test_the_best_is_chosen_and_the_steps_are_counted(simulator: Simulator) -> N
     simulator.start([0], [episode(STATE)])
     # Ends at distance 0.474, at home after two steps (worth 0.9), and at home after one (worth 1).
     away, slow, quick = [0.1, 0.1], [0.1, -X - 0.1], [-X, 0.0]
-    assert pick(simulator, [away, slow]) == (pytest.approx(slow), 4)
-    assert pick(simulator, [away, slow, quick]) == (pytest.approx(quick), 5)
+    assert pick(simulator, [away, slow]) == pytest.approx([*slow, 4])
+    assert pick(simulator, [away, slow, quick]) == pytest.approx([*quick, 5])
     # Distance 0.174 beats 0.274: nothing has to end.
-    assert pick(simulator, [[0.0, 0.0], [0.0, -0.1], away]) == (pytest.approx([0.0, -0.1]), 6)
+    assert pick(simulator, [[0.0, 0.0], [0.0, -0.1], away]) == pytest.approx([0.0, -0.1, 6])
 
 
 @pytest.mark.parametrize("value", [0.0, -torch.inf, torch.nan])
@@ -147,7 +147,7 @@ def test_the_first_is_kept_unless_another_is_better(value: float) -> None:
     simulator = inline()
     simulator.start([0], [episode(STATE)])
     score = lambda result: torch.full((1,), value)  # noqa: E731
-    assert pick(simulator, [[0.1, 0.1], [-X, 0.0]], score) == (pytest.approx([0.1, 0.1]), 3)
+    assert pick(simulator, [[0.1, 0.1], [-X, 0.0]], score) == pytest.approx([0.1, 0.1, 3])
 
 
 def test_rounding_does_not_decide() -> None:
@@ -156,7 +156,7 @@ def test_rounding_does_not_decide() -> None:
     for gain, chosen in ((5e-6, 0.1), (5e-5, 0.2)):
         scores = iter([1.0, 1.0 + gain])
         score = lambda result, scores=scores: torch.tensor([next(scores)])  # noqa: E731
-        assert pick(simulator, [[0.1, 0.1], [0.2, 0.2]], score)[0][0] == pytest.approx(chosen)
+        assert pick(simulator, [[0.1, 0.1], [0.2, 0.2]], score)[0] == pytest.approx(chosen)
 
 
 def outcome(**fields: Any) -> ChunkResult:
