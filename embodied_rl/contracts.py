@@ -33,6 +33,10 @@ class ContractMismatch(ValueError):
     """A policy meets a simulator, data set or robot that it was not made for."""
 
 
+class CannotLookAhead(RuntimeError):
+    """A simulator cannot go back to a state, so that actions cannot be tried out in it."""
+
+
 @dataclass(frozen=True)
 class Camera:
     """One camera as the policy sees it: upright uint8 RGB images of [height, width, 3]."""
@@ -333,6 +337,15 @@ class Simulator(Protocol):
 
     def receive(self, slots: Sequence[int]) -> ChunkResult:
         """Wait for the chunk sent to exactly these slots. A lost slot begins its offer, if any."""
+        ...
+
+    def look(self, slots: Sequence[int], actions: Tensor) -> ChunkResult:
+        """Execute a chunk of actions [n, H, A] from where the slots are, and forget it: `send` and
+        further looks begin where the first look did. Nothing is refilled; a lost row is reported,
+        with its error, by the next `receive`.
+
+        Raises CannotLookAhead where the simulator cannot go back.
+        """
         ...
 
     def close(self) -> None: ...

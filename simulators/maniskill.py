@@ -170,7 +170,7 @@ class ManiSkillEnvironment:
         else:
             self.base.reset(seed=episode.seed)
             self.restore(_row(self._bank, episode.initial_state, self._config.initial_states))
-            self._elapsed = 0
+            self._elapsed, self._had_success = 0, False
         self._stepper.forget()
 
     def step(self, action: FloatArray) -> StepOutcome:
@@ -198,12 +198,14 @@ class ManiSkillEnvironment:
         return EnvironmentObservation(images, self._state())
 
     def snapshot(self) -> dict[str, FloatArray]:
-        """Poses and velocities of everything that moves, and the elapsed steps."""
+        """Poses and velocities of everything that moves, the elapsed steps, and whether there was
+        a success."""
         flat = {
             name: value[0].cpu().numpy().astype(np.float32).copy()
             for name, value in _flat(self.base.get_state_dict()).items()
         }
         flat["elapsed_steps"] = np.array([self._elapsed], dtype=np.float32)
+        flat["had_success"] = np.array([self._had_success], dtype=np.float32)
         return flat
 
     def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
@@ -228,6 +230,8 @@ class ManiSkillEnvironment:
         if "controller" in nested:
             self.base.agent.set_controller_state(nested["controller"])
         self._elapsed = int(snapshot["elapsed_steps"][0])
+        # Banks that were written before there was this entry hold no successes.
+        self._had_success = bool(snapshot.get("had_success", (False,))[0])
         self._stepper.forget()
 
     def render(self) -> ByteArray:

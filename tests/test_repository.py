@@ -27,6 +27,7 @@ FLAGS: dict[str, set[str]] = {
     "collect": {"config", "overrides", "--output", "--episodes"},
     "evaluate": {
         *("policy", "overrides", "--episodes", "--seed", "--slots", "--device", "--output"),
+        "--best-of",
     },
     "report": {"run"},
     "doctor": {"what", "target", "overrides"},

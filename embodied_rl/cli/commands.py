@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embodied_rl import catalogue
+from embodied_rl.cli import best_of
 from embodied_rl.config import GROUPS, Config, ConfigError, load
 from embodied_rl.run_config import RolloutConfig, RunConfig
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Episode, Simulator
+    from embodied_rl.training.policy_folder import LoadedPolicy
 
 type Answer = tuple[str, Any]
 
@@ -73,12 +78,12 @@ def evaluate(given: argparse.Namespace) -> Answer:
     for name in ("episodes", "slots"):
         if getattr(given, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(given, name)}")
-    from embodied_rl.evaluation.evaluate import evaluate as run
+    if given.best_of:
+        best_of.check(given.best_of, simulator)
     from embodied_rl.evaluation.evaluate import protocol
     from embodied_rl.rollout.build import build_simulator
     from embodied_rl.rollout.planner import evaluation_plan
     from embodied_rl.training.policy_folder import load_policy
-    from embodied_rl.training.progress import ProgressLine
 
     device = _device(given.device)
     loaded = load_policy(folder, device)
@@ -92,21 +97,37 @@ def evaluate(given: argparse.Namespace) -> Answer:
         )
         options = simulator.model_dump(mode="json")
         header = protocol(loaded.fingerprint, options, plan, given.seed)
-        with ProgressLine("evaluate", len(plan)) as progress:
-            summary = run(
-                loaded.policy,
-                running,
-                plan,
-                rollout.halves,
-                given.seed,
-                device,
-                output=given.output,
-                header=header,
-                on_progress=lambda done, good: progress.update(done, f"{good} successes"),
-            )
+        run = best_of.run if given.best_of else _run_once
+        return run(given, loaded, running, plan, rollout.halves, device, header)
     finally:
         running.close()
-    lines = [f"{spec.task}: success {summary.in_words} over {summary.episodes} held-out states"]
+
+
+def _run_once(
+    given: argparse.Namespace,
+    loaded: LoadedPolicy,
+    simulator: Simulator,
+    plan: list[Episode],
+    halves: int,
+    device: str,
+    header: dict[str, Any],
+) -> Answer:
+    from embodied_rl.evaluation.evaluate import evaluate as run
+    from embodied_rl.training.progress import ProgressLine
+
+    with ProgressLine("evaluate", len(plan)) as progress:
+        summary = run(
+            loaded.policy,
+            simulator,
+            plan,
+            halves,
+            given.seed,
+            device,
+            output=given.output,
+            header=header,
+            on_progress=lambda done, good: progress.update(done, f"{good} successes"),
+        )
+    lines = [f"{summary.task}: success {summary.in_words} over {summary.episodes} held-out states"]
     lines += [f"  {name}: {part.in_words}" for name, part in summary.by_task.items()]
     lines.append(
         f"at the end {100 * summary.success_at_end:.1f} % "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from embodied_rl import __version__
-from embodied_rl.cli import commands
+from embodied_rl.cli import best_of, commands
 from embodied_rl.config import ConfigError
 
 DONE, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 130
@@ -129,6 +129,17 @@ def _evaluate_arguments(sub: argparse.ArgumentParser) -> None:
         help="where the policy runs; auto takes a GPU if there is one",
     )
     sub.add_argument("--output", type=Path, help="folder for a row per episode; resumes there")
+    sub.add_argument(
+        "--best-of",
+        type=best_of.number,
+        nargs="+",
+        metavar="N",
+        help="success against N: of N candidate chunks per decision, execute the one that scores "
+        "best by its reward and the policy's value of what follows. Candidates are tried out in "
+        "the simulator, which thus serves as a model of the world: that needs snapshots (ManiSkill "
+        "on the CPU, MuJoCo) and costs N + 1 control steps for each one executed. 1 is the plain "
+        "evaluation",
+    )
 
 
 def _report_arguments(sub: argparse.ArgumentParser) -> None:

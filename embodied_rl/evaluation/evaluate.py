@@ -16,6 +16,7 @@ from embodied_rl.files import write_json, write_text
 from embodied_rl.maths.intervals import wilson_interval
 from embodied_rl.rollout.batch import EpisodeResult
 from embodied_rl.rollout.episodes import run_episodes
+from embodied_rl.rollout.lookahead import BestOf
 from embodied_rl.versions import package_versions
 
 _ROWS, _HEADER, _RESULT = "episodes.jsonl", "protocol.json", "result.json"
@@ -45,6 +46,8 @@ class EvaluationSummary:
     errors: dict[str, str]
     """What went wrong, by episode key."""
     wall_s: float
+    mean_looked: float = 0.0
+    """Control steps per episode beside `mean_steps`, in which best-of-N tried candidates out."""
     by_task: dict[str, EvaluationSummary] = field(default_factory=dict)
     """The same for each task, where there are several."""
 
@@ -86,8 +89,10 @@ def evaluate(
     output: Path | None = None,
     header: dict[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    best_of: BestOf | None = None,
 ) -> EvaluationSummary:
-    """Run the plan and summarise it; `on_progress` is told episodes done and successes.
+    """Run the plan and summarise it; `on_progress` is told episodes done and successes. With
+    `best_of`, the best of several candidates is executed for each decision.
 
     With an output folder, every episode is a line of `episodes.jsonl`, lines that are there already
     are not run again, and `result.json` is written at the end. Raises `OtherEvaluation` if the
@@ -109,7 +114,7 @@ def evaluate(
             on_progress(len(rows), sum(row["success_once"] for row in rows.values()))
 
     try:
-        run_episodes(simulator, policy, missing, halves, seed, note, device=device)
+        run_episodes(simulator, policy, missing, halves, seed, note, device=device, best_of=best_of)
     finally:
         if file:
             file.close()
@@ -143,6 +148,8 @@ def summarise(task: str, rows: Sequence[dict[str, Any]], wall_s: float) -> Evalu
         mean_return=sum(row["return"] for row in rows) / count,
         errors={row["key"]: row["error"] for row in rows if row["error"]},
         wall_s=round(wall_s, 2),
+        # Rows that were written before there were candidates tried none out.
+        mean_looked=sum(row.get("looked", 0) for row in rows) / count,
         by_task=(
             {name: summarise(name, mine, wall_s) for name, mine in of_task.items()}
             if len(of_task) > 1
@@ -193,6 +200,7 @@ def _row(result: EpisodeResult) -> dict[str, Any]:
         "success_at_end": result.success_at_end,
         "return": round(result.total_reward, 6),
         "steps": result.num_steps,
+        "looked": result.num_looked,
         "error": result.error,
     }
 

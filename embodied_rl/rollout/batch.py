@@ -24,6 +24,8 @@ class EpisodeResult:
     """Control steps executed."""
     error: str | None = None
     """Why the episode did not run; it then counts as a failure."""
+    num_looked: int = 0
+    """Control steps beside these, in which candidates were tried out."""
 
 
 @dataclass(frozen=True)

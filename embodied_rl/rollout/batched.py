@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import (
     BatchEnvironment,
+    CannotLookAhead,
     ChunkResult,
     Episode,
     Observation,
@@ -45,6 +46,12 @@ class BatchedSimulator:
     def receive(self, slots: Sequence[int]) -> ChunkResult:
         """What the chunk did (contracts.Simulator)."""
         return self._pending.pop(tuple(slots))
+
+    def look(self, slots: Sequence[int], actions: Tensor) -> ChunkResult:
+        """Not possible (contracts.Simulator)."""
+        raise CannotLookAhead(
+            f"{self.spec.task} runs as one batch of scenes, of which single ones cannot go back"
+        )
 
     def close(self) -> None:
         """Close the environment."""

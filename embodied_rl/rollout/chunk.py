@@ -8,15 +8,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embodied_rl.contracts import Environment, Episode
+from embodied_rl.contracts import CannotLookAhead, Environment, Episode
 from embodied_rl.rollout.arrays import Arrays
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import FloatArray
+
+type Kept = dict[int, Mapping[str, FloatArray]]
+"""By slot, the state from which chunks are being tried out."""
 
 
 def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays) -> str:
@@ -73,3 +77,28 @@ def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) 
         # Only a cut episode's last view is worth something: its value is bootstrapped.
         arrays.show(slot, environment.observe(), "final")
     return ended
+
+
+def look(environment: Environment, slot: int, arrays: Arrays, kept: Kept) -> None:
+    """Execute the slot's chunk from `arrays` and write what came of it, for one of several chunks
+    that are tried out from the same state. `go_back` must be called before the chosen one.
+
+    Raises CannotLookAhead if the environment has no snapshots.
+    """
+    if slot not in kept:
+        try:
+            kept[slot] = environment.snapshot()
+        except NotImplementedError as error:
+            text = str(error) or f"{environment.spec.task} gives no snapshots"
+            raise CannotLookAhead(text) from None
+    # Also before the first: a restored state may lack what no snapshot holds, such as contacts, and
+    # all chunks, the chosen one included, must begin in the same state.
+    environment.restore(kept[slot])
+    execute(environment, slot, False, arrays)
+
+
+def go_back(environment: Environment, slot: int, kept: Kept) -> None:
+    """Return to where the first look began, if there were any."""
+    snapshot = kept.pop(slot, None)
+    if snapshot is not None:
+        environment.restore(snapshot)

@@ -9,9 +9,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, Decision, Episode, Observation, Policy, Simulator
 from embodied_rl.rollout.batch import EpisodeResult
+from embodied_rl.rollout.lookahead import BestOf, choose
 from embodied_rl.rollout.running import Running, gather, halves_of
 
 type Mode = Literal["explore", "deterministic"]
@@ -44,15 +46,17 @@ def run_episodes(
     on_result: Callable[[EpisodeResult], None] | None = None,
     mode: Mode = "deterministic",
     device: str = "cpu",
+    best_of: BestOf | None = None,
 ) -> list[EpisodeResult]:
-    """Run every episode once and return the results in the plan's order.
+    """Run every episode once and return the results in the plan's order; with `best_of`, execute
+    the best of several candidates for each decision.
 
     An episode's randomness depends on `seed` and the episode alone, so its result does not depend
     on the number of slots or workers. An episode whose worker dies is run once more; if that fails
     as well, it is a failure with an error. Ended slots are neither simulated nor decided for.
     """
     recorder = _Tell(on_result) if on_result else None
-    run = EpisodeRun(simulator, policy, episodes, seed, mode, device, recorder)
+    run = EpisodeRun(simulator, policy, episodes, seed, mode, device, recorder, best_of)
     run.all(halves_of(simulator.num_slots, halves))
     return [run.results[episode.key] for episode in episodes]
 
@@ -69,11 +73,14 @@ class EpisodeRun:
         mode: Mode,
         device: str,
         recorder: Recorder | None,
+        best_of: BestOf | None = None,
     ) -> None:
         self._simulator, self._policy, self._seed = simulator, policy, seed
         self._mode, self._device, self._recorder = mode, device, recorder
+        self._best_of = best_of
         self._queue = deque(episodes)
-        self._running: dict[int, tuple[Running, torch.Generator]] = {}
+        self._running: dict[int, tuple[Running, list[torch.Generator]]] = {}
+        """With the generators of its candidates."""
         self._seen: dict[int, tuple[Observation, int]] = {}
         self._failed_once: set[str] = set()
         self.results: dict[str, EpisodeResult] = {}
@@ -105,27 +112,52 @@ class EpisodeRun:
             self._begin(slot, episode, observation, row)
 
     def _begin(self, slot: int, episode: Episode, observation: Observation, row: int) -> None:
-        drawn = np.random.SeedSequence([self._seed, episode.seed, episode.initial_state])
-        generator = torch.Generator(self._device)
-        generator.manual_seed(int(drawn.generate_state(1, np.uint64)[0] >> 1))
-        self._running[slot] = (Running(episode), generator)
+        count = self._best_of.num_candidates if self._best_of else 1
+        generators = [self._generator(episode, number) for number in range(count)]
+        self._running[slot] = (Running(episode), generators)
         self._seen[slot] = (observation, row)
+
+    def _generator(self, episode: Episode, number: int) -> torch.Generator:
+        """The first candidate's is that of an episode without candidates, and candidate i's is the
+        same however many there are."""
+        words = [self._seed, episode.seed, episode.initial_state, *([number] if number else [])]
+        drawn = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
+        return torch.Generator(self._device).manual_seed(int(drawn >> 1))
 
     def _send(self, busy: list[int]) -> tuple[list[int], list[Episode | None]]:
         if not busy:
             return [], []
         began = time.monotonic()
         observation = gather([self._seen[slot] for slot in busy]).to(self._device)
-        generators = [self._running[slot][1] for slot in busy]
-        decision = self._policy.act(observation, generators, self._mode)
+        first = [self._running[slot][1][0] for slot in busy]
+        decision = self._policy.act(observation, first, self._mode)
         if self._recorder:
             self._recorder.decided(self._episodes(busy), observation, decision)
         self.seconds["infer"] += time.monotonic() - began
         offers: list[Episode | None] = [
             self._queue.popleft() if self._queue else None for _ in busy
         ]
-        self._simulator.send(busy, decision.actions, offers)
+        actions = self._best(busy, observation, decision) if self._best_of else decision.actions
+        self._simulator.send(busy, actions, offers)
         return busy, offers
+
+    def _best(self, busy: list[int], observation: Observation, decision: Decision) -> Tensor:
+        assert self._best_of
+        began = time.monotonic()
+        generators = [self._running[slot][1] for slot in busy]
+        actions, looked = choose(
+            self._best_of,
+            self._simulator,
+            self._policy,
+            busy,
+            observation,
+            generators,
+            decision.actions,
+        )
+        for slot, steps in zip(busy, looked, strict=True):
+            self._running[slot][0].num_looked += steps
+        self.seconds["wait"] += time.monotonic() - began
+        return actions
 
     def _receive(self, busy: list[int], offers: list[Episode | None]) -> None:
         began = time.monotonic()

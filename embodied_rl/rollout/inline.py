@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, Environment, Episode, Observation, SimulatorSpec
 from embodied_rl.rollout.arrays import Arrays, layout
-from embodied_rl.rollout.chunk import begin, execute
+from embodied_rl.rollout.chunk import Kept, begin, execute, go_back, look
 
 
 class InlineSimulator:
@@ -20,6 +20,7 @@ class InlineSimulator:
         self._arrays = Arrays(layout(self._spec, len(environments), chunk))
         self._instruction = [""] * len(environments)
         self._ended_instruction = [""] * len(environments)
+        self._kept: Kept = {}
 
     @property
     def spec(self) -> SimulatorSpec:
@@ -34,6 +35,7 @@ class InlineSimulator:
     def start(self, slots: Sequence[int], episodes: Sequence[Episode]) -> Observation:
         """Begin these episodes (contracts.Simulator)."""
         for slot, episode in zip(slots, episodes, strict=True):
+            self._kept.pop(slot, None)
             self._instruction[slot] = begin(self._environments[slot], slot, episode, self._arrays)
         return self._arrays.observation(slots, [self._instruction[slot] for slot in slots])
 
@@ -43,6 +45,7 @@ class InlineSimulator:
         for slot, offer in zip(slots, offers, strict=True):
             self._ended_instruction[slot] = self._instruction[slot]
             environment = self._environments[slot]
+            go_back(environment, slot, self._kept)
             if execute(environment, slot, offer is not None, self._arrays) and offer:
                 self._instruction[slot] = begin(environment, slot, offer, self._arrays)
 
@@ -55,6 +58,14 @@ class InlineSimulator:
             [False] * len(slots),
             {},
         )
+
+    def look(self, slots: Sequence[int], actions: Tensor) -> ChunkResult:
+        """Try a chunk out (contracts.Simulator)."""
+        self._arrays["actions"][list(slots)] = actions.detach().cpu().numpy()
+        for slot in slots:
+            look(self._environments[slot], slot, self._arrays, self._kept)
+            self._ended_instruction[slot] = self._instruction[slot]
+        return self.receive(slots)
 
     def close(self) -> None:
         """Close all environments."""

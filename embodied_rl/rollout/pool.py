@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from embodied_rl.contracts import ChunkResult, Episode, Observation, SimulatorSpec
+from embodied_rl.contracts import CannotLookAhead, ChunkResult, Episode, Observation, SimulatorSpec
 from embodied_rl.rollout.arrays import Arrays, layout
 from embodied_rl.rollout.worker import Answer, Attach, Command, work
 from embodied_rl.run_config import RolloutConfig
@@ -195,6 +195,22 @@ class SimulatorPool:
             errors,
         )
 
+    def look(self, slots: Sequence[int], actions: Tensor) -> ChunkResult:
+        """Let the workers try a chunk out, and wait for it (contracts.Simulator)."""
+        self._arrays["actions"][list(slots)] = actions.detach().cpu().numpy()
+        asked = []
+        for worker, mine in self._by_worker(slots):
+            alive = tuple(slot for slot in mine if slot not in self._lost)
+            if alive:
+                worker.send(Command("look", alive, (None,) * len(alive)))
+                asked.append(worker)
+        for answer in [self._newest_answer(worker) for worker in asked]:
+            for refusal in answer.refusals.values() if answer else ():
+                raise CannotLookAhead(refusal)
+        instructions = [self._instruction[slot] for slot in slots]
+        lost = [slot in self._lost for slot in slots]
+        return self._arrays.result(slots, instructions, instructions, lost, {})
+
     def close(self) -> None:
         """End all workers and free the shared memory; may be called twice."""
         for worker in self._workers:
@@ -220,7 +236,7 @@ class SimulatorPool:
             for worker, mine in asked:
                 worker.send(Command("start", mine, tuple(waiting[slot] for slot in mine)))
             for worker, mine in asked:
-                answer = self._answer_to_start(worker)
+                answer = self._newest_answer(worker)
                 if answer is None:
                     at_once = False
                     if len(mine) == 1:
@@ -234,9 +250,9 @@ class SimulatorPool:
                     if slot not in answer.failures:
                         self._lost.pop(slot, None)
 
-    def _answer_to_start(self, worker: _Worker) -> Answer | None:
-        """The newest answer. Chunks of the other half may be ahead of it; they stay in the arrays,
-        and `receive` finds that their answers were read."""
+    def _newest_answer(self, worker: _Worker) -> Answer | None:
+        """The answer to the last command. Chunks of the other half may be ahead of it; they stay in
+        the arrays, and `receive` finds that their answers were read."""
         answer: Answer | None = None
         while worker in self._workers and worker.sent:
             answer = self._collect(worker, self._patience_s())

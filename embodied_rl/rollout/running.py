@@ -19,6 +19,7 @@ class Running:
     episode: Episode
     total_reward: float = 0.0
     num_steps: int = 0
+    num_looked: int = 0
     success_once: bool = False
     success_now: bool = False
     actions: list[Tensor] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Running:
             success_at_end=self.success_now and error is None,
             total_reward=self.total_reward,
             num_steps=self.num_steps,
+            num_looked=self.num_looked,
             error=error,
         )
 

@@ -10,14 +10,14 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Literal
 
-from embodied_rl.contracts import Environment, Episode
+from embodied_rl.contracts import CannotLookAhead, Environment, Episode
 from embodied_rl.rollout.arrays import Arrays, Layout
-from embodied_rl.rollout.chunk import begin, execute
+from embodied_rl.rollout.chunk import Kept, begin, execute, go_back, look
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Attach:
 
 @dataclass(frozen=True)
 class Command:
-    """Start episodes in slots, or execute the chunks that lie in the arrays."""
+    """Start episodes in slots, or execute the chunks that lie in the arrays, or try them out."""
 
-    do: Literal["start", "execute"]
+    do: Literal["start", "execute", "look"]
     slots: tuple[int, ...]
     episodes: tuple[Episode | None, ...]
 
@@ -68,11 +68,14 @@ class Answer:
     """By slot, the traceback of an environment that raised. It was built anew and is idle."""
     failed_starts: dict[int, str]
     """The same for environments that finished their chunk, but could not begin the next episode."""
+    refusals: dict[int, str] = field(default_factory=dict)
+    """By slot, why an environment, which is as it was before, cannot look ahead."""
 
 
 def _serve(pipe: Connection, simulator: Any, environments: list[Environment]) -> None:
     attach: Attach = pipe.recv()
     arrays = Arrays(attach.plan, SharedMemory(attach.memory))
+    kept: Kept = {}
     while True:
         command: Command | None = pipe.recv()
         if command is None:
@@ -82,15 +85,23 @@ def _serve(pipe: Connection, simulator: Any, environments: list[Environment]) ->
             number = attach.slots.index(slot)
             environment, failures = environments[number], answer.failures
             try:
+                if command.do == "look":
+                    look(environment, slot, arrays, kept)
+                    continue
                 if command.do == "execute":
+                    go_back(environment, slot, kept)
                     ended = execute(environment, slot, episode is not None, arrays)
                     failures = answer.failed_starts
                 else:
+                    kept.pop(slot, None)
                     ended = True
                 if ended and episode:
                     answer.instructions[slot] = begin(environment, slot, episode, arrays)
+            except CannotLookAhead as refusal:
+                answer.refusals[slot] = str(refusal)
             except Exception:
                 failures[slot] = traceback.format_exc()
+                kept.pop(slot, None)
                 environments[number] = simulator.build_environment()
         pipe.send(answer)
 

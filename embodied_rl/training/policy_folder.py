@@ -68,6 +68,12 @@ def policy_in(path: Path) -> Path | None:
     return None
 
 
+def extra_in(folder: Path) -> dict[str, Any]:
+    """What was saved beside the policy in a folder, without loading it."""
+    extra: dict[str, Any] = _description(folder / _DESCRIPTION)["extra"]
+    return extra
+
+
 def load_policy(folder: Path, device: str = "cpu", options: Config | None = None) -> LoadedPolicy:
     """Read a policy folder. `options` replace the stored ones, as far as the weights fit them: the
     way to change how actions are drawn, such as the noise level, of a trained policy.

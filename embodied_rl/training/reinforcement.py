@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from embodied_rl.training.checkpoint import (
 from embodied_rl.training.checks import is_as_good, quick_check
 from embodied_rl.training.demonstrated import demonstrations_to_begin_in
 from embodied_rl.training.interrupt import StopSignal
-from embodied_rl.training.policy_folder import load_policy, save_policy
+from embodied_rl.training.policy_folder import extra_in, load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
 from embodied_rl.training.run import Run
 from embodied_rl.training.start import extra_of
@@ -125,7 +126,7 @@ class Reinforcement:
         self.position.last_is_best = is_as_good(success, best, episodes)
         if self.position.last_is_best:
             folder = self.run.policy_folder("best")
-            save_policy(self.policy, self.run.config.policy, folder, extra_of(self.run))
+            self.keep(self.policy, folder)
 
     def _save_if_due(self, stop: StopSignal) -> None:
         iteration, config = self.position.iteration, self.run.config
@@ -147,6 +148,15 @@ class Reinforcement:
             "collector": flight_state,
         }
         self.run.checkpoints.save(self.position.iteration, tensors, state)
+
+    def keep(self, policy: Policy, folder: Path) -> None:
+        """Write a policy that came out of this phase."""
+        config = self.run.config
+        # Only an algorithm with a critic has a discount; the others leave the value as it was.
+        discount = getattr(config.algorithm, "discount", None) if config.iterations else None
+        if discount is None:
+            discount = extra_in(self.run.policy_folder("start")).get("value_discount")
+        save_policy(policy, config.policy, folder, extra_of(self.run, discount))
 
     def restore(self) -> bool:
         """Continue from the newest good checkpoint; false if there is none."""
@@ -180,7 +190,7 @@ def reinforce(run: Run, simulator: Simulator, policy: Policy, device: str, stop:
     if run.config.evaluation.keep_best and best.exists() and phase.collapsed():
         policy = load_policy(best, device).policy
     # Also when there is one: the run may have been resumed with more iterations.
-    save_policy(policy, run.config.policy, final, extra_of(run))
+    phase.keep(policy, final)
     return env_steps
 
 

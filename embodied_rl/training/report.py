@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embodied_rl.files import write_text
+from embodied_rl.page import COLOUR, new_axes, svg, write_page
 from embodied_rl.training.metrics import read
 
 _LARGEST_VIDEO_BYTES = 8 * 2**20
@@ -31,22 +30,6 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
 _SHARES = ("success_rate", "success_once")
 """Curves drawn from 0 to 1, so that a flat one looks flat."""
 
-_STYLE = """
-:root { color-scheme: light dark;
-  --ink: #1c2430; --page: #fbfbf9; --line: #d8dad5; --good: #1f6f5c }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e7ea; --page: #15181c; --line: #343a41; --good: #63c9ac } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  max-width: 62rem; margin: 0 auto; padding: 2rem 1rem }
-h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2.5rem }
-.result { font-size: 1.9rem; line-height: 1.3; color: var(--good); font-weight: 600;
-  white-space: pre-line }
-.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)); gap: 1.2rem }
-figure { margin: 0 } figcaption { font-size: .9rem } svg, video { width: 100%; height: auto }
-svg text { fill: var(--ink) }
-pre { overflow-x: auto; border: 1px solid var(--line); padding: 1rem; font-size: .85rem }
-"""
-
 
 def write_report(run: Path) -> Path:
     """Write the report of a run's folder; FileNotFoundError if it is not one."""
@@ -66,14 +49,8 @@ def write_report(run: Path) -> Path:
         "<h2>Configuration</h2>",
         f"<pre>{html.escape((run / 'config.yaml').read_text())}</pre>",
     ]
-    page = (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(run.name)}</title><style>{_STYLE}</style>"
-        f"<body>{''.join(parts)}</body></html>"
-    )
     path = run / "report.html"
-    write_text(path, page)
+    write_page(path, run.name, "".join(parts))
     return path
 
 
@@ -149,25 +126,9 @@ def _curves(entries: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def _svg(points: Sequence[tuple[int, float]], label: str, is_share: bool) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6, 2.6), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.add_subplot()
-    axes.plot([x for x, _ in points], [y for _, y in points], color="#2f8f79", linewidth=1.6)
-    axes.set_xlabel(label)
-    if is_share:
-        axes.set_ylim(-0.02, 1.02)
-    axes.grid(alpha=0.25)
-    axes.patch.set_alpha(0.0)
-    axes.tick_params(colors="#808890")
-    axes.xaxis.label.set_color("#808890")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return text.getvalue().partition("<!DOCTYPE")[2].partition(">")[2].strip()
+    figure, axes = new_axes(label, is_share)
+    axes.plot([x for x, _ in points], [y for _, y in points], color=COLOUR, linewidth=1.6)
+    return svg(figure)
 
 
 def _videos(run: Path) -> str:

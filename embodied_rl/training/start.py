@@ -23,37 +23,42 @@ def starting_policy(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal
     """The run's `start` policy: found in the run, given, imitated, or new with random weights."""
     folder = run.policy_folder("start")
     if not folder.exists():
-        policy = _make(run, spec, device, stop)
-        save_policy(policy, run.config.policy, folder, extra_of(run))
+        policy, value_discount = _make(run, spec, device, stop)
+        save_policy(policy, run.config.policy, folder, extra_of(run, value_discount))
     loaded = load_policy(folder, device)
     loaded.contract.require_equal(spec.contract, "the policy", "the simulator")
     return loaded.policy
 
 
-def extra_of(run: Run) -> dict[str, Any]:
-    """What is saved beside a policy: the simulator that it was trained with."""
+def extra_of(run: Run, value_discount: float | None = None) -> dict[str, Any]:
+    """What is saved beside a policy: the simulator that it was trained with, and the discount per
+    control step of the return that its value estimates; None where nobody trained it."""
     return {
         "simulator": run.config.simulator.model_dump(mode="json"),
         "seed": run.config.seed,
         "run": run.config.name,
+        "value_discount": value_discount,
     }
 
 
-def _make(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal) -> Policy:
+def _make(
+    run: Run, spec: SimulatorSpec, device: str, stop: StopSignal
+) -> tuple[Policy, float | None]:
+    """With the discount of its value (`extra_of`)."""
     config = run.config
     if config.initial_policy:
         loaded = load_policy(config.initial_policy, device, config.policy)
         loaded.contract.require_equal(
             spec.contract, f"the policy {config.initial_policy}", "the simulator"
         )
-        return loaded.policy
+        return loaded.policy, loaded.extra.get("value_discount")
     torch.manual_seed(config.seed)
     build: Any = config.policy
     policy: Any = build.build(spec.contract).to(device)
     if config.demonstrations and config.imitation:
         _imitate(run, policy, spec, config.demonstrations, config.imitation, device, stop)
     made: Policy = policy
-    return made
+    return made, None
 
 
 def _imitate(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,15 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     torch.manual_seed(0)
     options = GaussianMLPConfig(chunk=2, hidden_size=8)
     policy = options.build(Line(LineConfig()).spec.contract)
-    extra = {"simulator": LineConfig().model_dump(mode="json")}
-    save_policy(policy, options, tmp_path / "run" / "policies" / "final", extra)
+    simulator = {"simulator": LineConfig().model_dump(mode="json")}
+    extras: dict[str, dict[str, Any]] = {
+        "run": {"value_discount": 0.9},
+        "imitated": {"value_discount": None},
+        "old": {},
+    }
+    for name, extra in extras.items():
+        folder = tmp_path / name / "policies" / "final"
+        save_policy(policy, options, folder, simulator | extra)
     yield tmp_path / "run"
 
 
@@ -80,9 +88,59 @@ def test_rows_are_resumed_and_those_of_other_options_refused(
     assert (tmp_path / "out" / "episodes.jsonl").read_text() == rows
 
 
+def test_success_against_the_number_of_candidates(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--episodes", "6", "--slots", "2", "--output", str(tmp_path / "out")]
+    words = [str(run_folder), *sizes, "--best-of", "2", "1"]
+    assert evaluate(*words) == 0
+    said = capsys.readouterr()
+    assert "warning" not in said.err
+    lines = said.out.splitlines()
+    assert lines[0].startswith("line: success when the best of N candidates is executed")
+    rate = r"\d+\.\d % \[\d+\.\d, \d+\.\d\]"
+    for line, number in zip(lines[2:4], (1, 2), strict=True):
+        steps = r"\d\.\d executed, \d+\.\d tried out"
+        assert re.fullmatch(rf" *{number}  {rate} +\d+\.\d \({steps}\)", line)
+    assert lines[4] == f"the curve is in {tmp_path / 'out' / 'best_of.html'}"
+    assert (tmp_path / "out" / "best_of.html").is_file()
+    # Further numbers only add to what is there, and come out as JSON too.
+    assert evaluate(*words, "4", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [point["n"] for point in data["best_of"]] == [1, 2, 4]
+    assert data["warnings"] == [] and data["protocol"]["discount"] == 0.9
+    assert data["best_of"][0]["mean_looked"] == 0.0 < data["best_of"][1]["mean_looked"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("imitated", "nobody trained this policy's value, as imitation"),
+        ("old", "does not say whether its value was trained; candidates are judged by it all the"),
+    ],
+)
+def test_a_value_that_may_be_worth_nothing(
+    name: str, said: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run_folder.parent / name), "--episodes", "2", "--slots", "1", "--json"]
+    assert evaluate(*words, "--best-of", "1", "2") == 0
+    captured = capsys.readouterr()
+    warning = captured.err.splitlines()[0]
+    assert warning.startswith("warning: ") and said in warning
+    data = json.loads(captured.out)
+    assert said in data["warnings"][0] and data["protocol"]["discount"] == 0.99
+    # One candidate is not judged at all.
+    assert evaluate(*words, "--best-of", "1") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (["--best-of", "2", "0"], 2, "--best-of must be at least 1, got 0"),
+        (["--best-of", "two"], 2, "'two' is not a whole number"),
+        (["--best-of", "2", "simulator.limit=2"], 2, "put key=value before --best-of"),
+        (["simulator.batched=true", "--best-of", "2"], 2, "this simulator runs as one batch; best"),
         (["seed=1"], 2, "only simulator.* can be changed in an evaluation, got 'seed=1'"),
         (["simulator.limits=1"], 2, "limits: unknown option; did you mean 'limit'?"),
         (["--episodes", "0"], 2, "--episodes must be at least 1, got 0"),

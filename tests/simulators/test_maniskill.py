@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from embodied_rl.contracts import Episode
+from embodied_rl.rollout.inline import InlineSimulator
 from simulators.config import ManiSkillConfig
 from simulators.maniskill import ManiSkillEnvironment, make, save_initial_states
 from simulators.maniskill_fast import CONTROL_MODES, TASKS
@@ -153,6 +155,21 @@ def test_snapshots_and_banks_of_initial_states(tmp_path: Path) -> None:
     banked.close()
 
 
+def test_what_was_tried_out_happens() -> None:
+    environment = make(ManiSkillConfig())
+    simulator = InlineSimulator([environment], chunk=4)
+    simulator.start([0], [Episode("t/0", "PickCube-v1", 0, 0)])
+    candidates = torch.from_numpy(random_actions(environment, 12)).view(3, 1, 4, -1)
+    for actions in candidates:
+        looks = [simulator.look([0], other).observation.state for other in candidates]
+        seen = simulator.look([0], actions).observation.state
+        simulator.send([0], actions, [None])
+        result = simulator.receive([0])
+        assert torch.equal(result.observation.state, seen)
+        assert sum(torch.equal(look, seen) for look in looks) == 1
+    simulator.close()
+
+
 def test_snapshots_hold_the_target_of_target_controllers() -> None:
     environment = make(ManiSkillConfig(control_mode="pd_ee_target_delta_pose"))
     start(environment, 0)
@@ -168,6 +185,23 @@ def test_snapshots_hold_the_target_of_target_controllers() -> None:
     environment.restore(saved)
     for name, value in environment.snapshot().items():
         assert np.allclose(value, saved[name], atol=1e-6), name
+    environment.close()
+
+
+def test_a_success_that_is_taken_back_pays_again() -> None:
+    environment = make(ManiSkillConfig(terminate_on_success=False))
+    expert = ManiSkillConfig().build_expert(environment)
+    start(environment, 0)
+    while not environment.step(expert()).success:
+        saved = environment.snapshot()
+    after = environment.snapshot()
+    assert saved["had_success"] == [0] and after["had_success"] == [1]
+    for snapshot, had_success in ((saved, False), (after, True), (saved, False)):
+        environment.restore(snapshot)
+        assert environment._had_success is had_success
+    # Banks from before there was this entry.
+    environment.restore({name: x for name, x in after.items() if name != "had_success"})
+    assert environment._had_success is False
     environment.close()
 
 

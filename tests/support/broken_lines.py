@@ -65,6 +65,13 @@ class Fixed(Line):
         raise NotImplementedError
 
 
+class Brittle(Line):
+    """Breaks when it is put back."""
+
+    def restore(self, snapshot: Mapping[str, FloatArray]) -> None:
+        raise RuntimeError("it broke")
+
+
 class Wild(Line):
     def step(self, action: FloatArray) -> StepOutcome:
         outcome = super().step(action)
@@ -81,7 +88,7 @@ class Same(Line):
 
 KINDS: dict[str, type[Line]] = {
     kind.__name__: kind
-    for kind in (Endless, Moody, Slippery, Foggy, Silent, Jumpy, Fixed, Wild, Same)
+    for kind in (Endless, Moody, Slippery, Foggy, Silent, Jumpy, Fixed, Brittle, Wild, Same)
 }
 
 

@@ -229,3 +229,26 @@ def test_a_stopped_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     assert json.loads(finished.stdout)["task"] == "Pendulum-v1"
     steps = [e["step"] for e in read(config.directory) if e["phase"] == "rl"]
     assert steps == list(range(1, done + 4))  # nothing twice, nothing missing
+
+
+def _value_discount(folder: Path) -> float | None:
+    found: float | None = json.loads((folder / "policy.json").read_text())["extra"][
+        "value_discount"
+    ]
+    return found
+
+
+def test_policies_say_whether_their_value_was_trained(tmp_path: Path) -> None:
+    config = pendulum(tmp_path, name="trained", iterations=1)
+    train(config)
+    policies = config.directory / "policies"
+    assert _value_discount(policies / "start") is None
+    assert _value_discount(policies / "final") == 0.99
+    # What began with a trained value keeps it; without an iteration nothing is trained.
+    after = pendulum(tmp_path, name="after", iterations=0, initial_policy=policies / "final")
+    train(after)
+    for name in ("start", "final"):
+        assert _value_discount(after.directory / "policies" / name) == 0.99
+    untouched = pendulum(tmp_path, name="untouched", iterations=0)
+    train(untouched)
+    assert _value_discount(untouched.directory / "policies" / "final") is None
