@@ -202,6 +202,7 @@ class Collector:
         results = [step.result for step in ordered if step.result is not None]
         device = self._device
         episodes = [episode for step in ordered for episode in step.episodes]
+        preludes = sum(result.simulated - result.num_steps for result in self._results)
         ended = {result.episode.key: i for i, result in enumerate(self._results)}
 
         def cat(parts: list[Tensor]) -> Tensor:
@@ -226,6 +227,7 @@ class Collector:
             episode=torch.tensor([ended.get(e.key, -1) for e in episodes], device=device),
             results=self._results,
             num_lost=self._num_lost,
+            num_steps=preludes + sum(int(result.executed.sum()) for result in results),
             seconds=dict(self._clock),
         )
 

@@ -125,6 +125,8 @@ class EpisodeRun:
             self._queue.popleft() if self._queue else None for _ in busy
         ]
         self._simulator.send(busy, decision.actions, offers)
+        for slot, chunk in zip(busy, decision.actions.cpu(), strict=True):
+            self._running[slot][0].actions.append(chunk)
         return busy, offers
 
     def _receive(self, busy: list[int], offers: list[Episode | None]) -> None:
