@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path as Folder
 from typing import Any
 
@@ -21,6 +22,7 @@ from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.episodes import run_episodes
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.practice import Demonstration
+from embodied_rl.rollout.running import Running
 from embodied_rl.run_config import PracticeConfig, RolloutConfig, RunConfig
 from embodied_rl.training.loop import train
 from embodied_rl.training.metrics import read
@@ -28,6 +30,7 @@ from line_world import Line, LineConfig
 from outside import install
 from policies.config import GaussianMLPConfig
 from recording_line import Recorded
+from simulators.config import ManiSkillConfig
 
 LINE = LineConfig(limit=7)
 
@@ -214,6 +217,21 @@ def _rows(batch: Any) -> list[tuple[EpisodeResult, list[tuple[float, ...]]]]:
     return found
 
 
+def test_all_simulated_steps_are_counted() -> None:
+    """A prelude's with the end of its episode."""
+    world = Recorded(LINE, num_slots=4, chunk=2)
+    policy, plan = policy_for(world.simulator), planner(visited_share=0.8)
+    collector = Collector(world.simulator, policy, plan, torch.Generator().manual_seed(0), 2, 9)
+    counted = executed = 0
+    for _ in range(4):
+        batch = collector.collect()
+        plan.note(batch.results, 0.0)
+        counted += batch.num_steps
+        executed += int(batch.executed.sum())
+    in_flight = sum(len(running.episode.prelude) for running in collector._running)
+    assert counted + in_flight == world.num_steps and counted > executed
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_collecting_continues_exactly(workers: int) -> None:
     def collector(noise: torch.Generator) -> tuple[Collector, TrainingPlanner]:
@@ -247,46 +265,50 @@ def test_collecting_continues_exactly(workers: int) -> None:
     simulator.close()
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        {"type": "ppo", "decisions_per_iteration": 8, "critic_warmup_iterations": 0},
-        {"type": "grpo", "groups_per_iteration": 6, "group_size": 4, "branches": 1},
-    ],
-)
+def run(folder: Folder, **options: Any) -> RunConfig:
+    given: dict[str, Any] = {
+        "runs_dir": folder,
+        "simulator": LINE,
+        "policy": GaussianMLPConfig(hidden_size=8, initial_std=0.3, chunk=2),
+        "algorithm": {"type": "ppo", "decisions_per_iteration": 8, "critic_warmup_iterations": 0},
+        "practice": {"visited_share": 0.8, "visited_until": 1.0},
+        "rollout": {"num_slots": 8, "num_workers": 0},
+        "evaluation": {"episodes": 8},
+        "checkpoint": {"every": 1, "keep": 20},
+        "logging": {"video_episodes": 0},
+        "iterations": 6,
+    }
+    return RunConfig.model_validate(given | options)
+
+
+@pytest.mark.parametrize("branches", [None, 1])
 def test_a_run_that_was_stopped_equals_one_that_was_not(
-    algorithm: dict[str, Any], tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
+    branches: int | None, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A run that is resumed reads its options again, by the names of their parts.
     install(tmp_path / "outside", {"simulator": {"line": "line_world:LineConfig"}})
     monkeypatch.syspath_prepend(str(tmp_path / "outside"))
-    config = RunConfig.model_validate(
-        {
-            "runs_dir": tmp_path,
-            "simulator": LINE,
-            "policy": GaussianMLPConfig(hidden_size=8, initial_std=0.3, chunk=2),
-            "algorithm": algorithm,
-            "practice": {"visited_share": 0.8, "visited_until": 1.0},
-            "rollout": {"num_slots": 8, "num_workers": 0},
-            "evaluation": {"episodes": 8},
-            "checkpoint": {"every": 1, "keep": 20},
-            "logging": {"video_episodes": 0},
-            "iterations": 6,
-        }
-    )
+    grpo = {"type": "grpo", "groups_per_iteration": 6, "group_size": 4, "branches": branches}
+    config = run(tmp_path, algorithm=grpo) if branches else run(tmp_path)
     first = train(config).summary
     weights, rows = _weights(config), _curves(config)
     assert any(row["visited_share"] > 0 for row in rows) and rows[-1]["visited_pool"] > 0
-    run = config.directory
-    for checkpoint in sorted((run / "checkpoints").iterdir())[3:]:
+    for checkpoint in sorted((config.directory / "checkpoints").iterdir())[3:]:
         shutil.rmtree(checkpoint)
-    shutil.rmtree(run / "policies" / "final")
-    shutil.rmtree(run / "evaluation" / "final")
-    (run / "result.json").unlink()
+    shutil.rmtree(config.directory / "policies" / "final")
+    shutil.rmtree(config.directory / "evaluation" / "final")
+    (config.directory / "result.json").unlink()
     second = train(config, resume=True).summary
     assert second["resumed"] and second["env_steps"] == first["env_steps"]
     assert all(torch.equal(tensor, weights[name]) for name, tensor in _weights(config).items())
     assert _curves(config) == rows
+
+
+def test_the_share_falls_with_the_budget_where_that_ends_the_run(tmp_path: Folder) -> None:
+    practice = {"visited_share": 1.0, "visited_until": 0.5}
+    train(run(tmp_path, iterations=10_000, max_env_steps=1200, practice=practice))
+    shares = [row["visited_share"] for row in _curves(run(tmp_path))]
+    assert max(shares) > 0.3 and shares[-1] == 0.0
 
 
 def _weights(config: RunConfig) -> dict[str, torch.Tensor]:
@@ -299,6 +321,30 @@ def _curves(config: RunConfig) -> list[dict[str, float]]:
         for row in read(config.directory)
         if row["phase"] == "rl"
     ]
+
+
+def test_maniskill_nearly_comes_to_a_visited_state_again() -> None:
+    """In another environment, too, and after other episodes in it."""
+    config = ManiSkillConfig(task="PickCube-v1")
+    simulator = build_simulator(config, RolloutConfig(num_slots=2, num_workers=0), chunk=4)
+    begun = Episode("e", "PickCube-v1", 5, 5)
+    seen = [simulator.start([0], [begun]).state[0]]
+    actions = torch.rand(7, 1, 4, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    running = Running(begun)
+    for chunk in actions:
+        simulator.send([0], chunk, [None])
+        result = simulator.receive([0])
+        running.actions.append(chunk[0])
+        running.add(result, 0)
+        seen.append(result.observation.state[0])
+    path = running.result().path
+    assert path and list(path.starts) == [4, 8, 12, 16, 20, 24]
+    for length in path.starts:
+        again = replace(begun, seed=99, prelude=path.prelude(length))
+        state = simulator.start([1], [again]).state[0]
+        assert float((state - seen[length // 4]).abs().max()) < 0.01
+        assert float((state - seen[0]).abs().max()) > 0.05
+    simulator.close()
 
 
 def test_options_that_cannot_go_together_are_refused(tmp_path: Folder) -> None:
