@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,14 +26,9 @@ SHARED = [
     "simulator=maniskill",
     "simulator.task=PickCube-v1",
     "policy=flow_mlp",
-    "rollout.num_slots=64",
     "logging.video_episodes=0",
 ]
-DEMONSTRATIONS = [
-    "demonstrations.episodes=50",
-    "imitation.steps=2000",
-    "imitation.ema_decay=0.99",
-]
+DEMONSTRATIONS = ["demonstrations.episodes=50", "imitation.ema_decay=0.99"]
 LEARNING = ["algorithm.learning_rate=1e-4", "algorithm.minibatch_size=512"]
 PPO = [*LEARNING, "algorithm=ppo", "algorithm.decisions_per_iteration=16"]
 GRPO = [*LEARNING, "algorithm=grpo", "algorithm.group_size=8"]
@@ -54,26 +50,37 @@ CELLS: dict[str, list[str]] = {
 }
 
 
-def start_of(folder: Path, seed: int, evaluation: int) -> Path:
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is; the defaults are for results, smaller ones to see that it runs."""
+
+    folder: Path
+    env_steps: int
+    imitation_steps: int
+    evaluation: int
+    slots: int
+
+
+def start_of(sizes: Sizes, seed: int) -> Path:
     """The run whose demonstrations and imitation the cells of a seed begin with."""
-    config = _config(folder, f"start_{seed}", seed, evaluation, [*DEMONSTRATIONS, "algorithm=ppo"])
+    config = _config(sizes, f"start_{seed}", seed, [*_imitation(sizes), "algorithm=ppo"])
     if not (config.directory / "result.json").exists():
         imitate_only(config, resume=config.directory.exists())
     return config.directory
 
 
-def cell(folder: Path, name: str, seed: int, env_steps: int, evaluation: int) -> dict[str, Any]:
+def cell(sizes: Sizes, name: str, seed: int) -> dict[str, Any]:
     """The result of one run."""
-    start = start_of(folder, seed, evaluation)
+    start = start_of(sizes, seed)
     options = [
         *CELLS[name],
         f"initial_policy={start / 'policies' / 'start'}",
-        f"max_env_steps={env_steps}",
+        f"max_env_steps={sizes.env_steps}",
         "iterations=100000",
     ]
     if "demonstrated" in name:
-        options += [*DEMONSTRATIONS, f"demonstrations.path={start / 'demonstrations'}"]
-    config = _config(folder, f"{name}_{seed}", seed, evaluation, options)
+        options += [*_imitation(sizes), f"demonstrations.path={start / 'demonstrations'}"]
+    config = _config(sizes, f"{name}_{seed}", seed, options)
     stored = config.directory / "result.json"
     if not stored.exists():
         train(config, resume=config.directory.exists())
@@ -81,9 +88,18 @@ def cell(folder: Path, name: str, seed: int, env_steps: int, evaluation: int) ->
     return result
 
 
-def _config(folder: Path, name: str, seed: int, evaluation: int, options: list[str]) -> RunConfig:
-    fixed = [f"name={name}", f"runs_dir={folder}", f"seed={seed}"]
-    fixed.append(f"evaluation.episodes={evaluation}")
+def _imitation(sizes: Sizes) -> list[str]:
+    return [*DEMONSTRATIONS, f"imitation.steps={sizes.imitation_steps}"]
+
+
+def _config(sizes: Sizes, name: str, seed: int, options: list[str]) -> RunConfig:
+    fixed = [
+        f"name={name}",
+        f"runs_dir={sizes.folder}",
+        f"seed={seed}",
+        f"evaluation.episodes={sizes.evaluation}",
+        f"rollout.num_slots={sizes.slots}",
+    ]
     return load(RunConfig, None, [*SHARED, *options, *fixed])
 
 
@@ -100,10 +116,10 @@ def table(results: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:
     yield "| cell | seeds | start, mean | after, mean (lowest to highest) | gain, mean |"
     yield "|---|---|---|---|---|"
     for name, by_seed in results.items():
-        before, after = (_rates([*by_seed.values()], when) for when in ("before", "after"))
-        spread = f"{mean(after):.1f} % ({min(after):.1f} to {max(after):.1f})"
-        gain = f"{mean(after) - mean(before):+.1f}"
-        yield f"| {name} | {len(after)} | {mean(before):.1f} % | {spread} | {gain} |"
+        starts, ends = (_rates([*by_seed.values()], when) for when in ("before", "after"))
+        spread = f"{mean(ends):.1f} % ({min(ends):.1f} to {max(ends):.1f})"
+        gain = f"{mean(ends) - mean(starts):+.1f}"
+        yield f"| {name} | {len(ends)} | {mean(starts):.1f} % | {spread} | {gain} |"
 
 
 def main() -> None:
@@ -112,13 +128,18 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--env-steps", type=int, default=100_000)
     arguments.add_argument("--which", nargs="+", choices=[*CELLS], default=[*CELLS])
+    arguments.add_argument("--imitation-steps", type=int, default=2000)
     arguments.add_argument("--evaluation", type=int, default=200, help="held-out initial states")
+    arguments.add_argument("--slots", type=int, default=64)
     arguments.add_argument("--folder", type=Path, default=Path("runs/practice"))
     given = arguments.parse_args()
+    sizes = Sizes(
+        given.folder, given.env_steps, given.imitation_steps, given.evaluation, given.slots
+    )
     results: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in given.which}
     for seed in given.seeds:
         for name in given.which:
-            result = cell(given.folder, name, seed, given.env_steps, given.evaluation)
+            result = cell(sizes, name, seed)
             results[name][seed] = result
             print(f"{name}, seed {seed}: {_words(result['after'])}", flush=True)
     print("\n".join(table(results)))
