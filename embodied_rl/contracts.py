@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type Randomness = torch.Generator | Sequence[torch.Generator]
 
 type Prelude = tuple[tuple[float, ...], ...]
-type Reason = Literal["uniform", "curriculum", "worst_case", "demonstration"]
+type Reason = Literal["uniform", "curriculum", "worst_case", "demonstration", "visited", "branch"]
 
 
 class ContractMismatch(ValueError):
@@ -289,6 +289,9 @@ class ChunkResult:
     """float32 [n, H]; 0 where the step was not executed."""
     executed: Tensor
     """int64 [n]: control steps executed, from 1 to H; 0 for a lost row."""
+    prelude_steps: Tensor
+    """int64 [n]: actions of the prelude that the chunk's episode began with; fewer than planned
+    where they would have ended it."""
     terminated: Tensor
     """bool [n]; wins over `truncated` when both fall into one chunk."""
     truncated: Tensor

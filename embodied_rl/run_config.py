@@ -105,7 +105,14 @@ class PracticeConfig(Config):
     """Share of the groups (of one episode for PPO) that begin within a demonstration, at its state
     after a random number of its actions; 0 starts all at initial states."""
     demonstrated_until: float = Field(0.5, gt=0.0, le=1.0)
-    """Share of the iterations after which that has fallen, linearly, to zero."""
+    """Share of the run after which that has fallen, linearly, to zero."""
+    visited_share: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the other groups that begin at a decision that an earlier, successful episode of
+    this run came through, as soon as there is one."""
+    visited_until: float = Field(0.5, gt=0.0, le=1.0)
+    """Share of the run after which that has fallen, linearly, to zero."""
+    visited_pool: int = Field(64, ge=1)
+    """Successful episodes to choose from, the newest; checkpoints hold their actions."""
 
 
 class LoggingConfig(Config):
@@ -169,6 +176,7 @@ class RunConfig(Config):
         for rule in (
             _batched_simulators_need_no_workers,
             _policy_needs_cameras,
+            _preludes_need_single_scenes,
             _demonstrated_starts_need_demonstrations,
         ):
             rule(self)
@@ -199,16 +207,30 @@ def _policy_needs_cameras(run: RunConfig) -> None:
         )
 
 
+def _preludes_need_single_scenes(run: RunConfig) -> None:
+    batched: Any = getattr(run.simulator, "batched", False)
+    if batched and (given := starts_within_episodes(run)):
+        raise ValueError(
+            f"{given[0]} plays recorded actions again in single scenes, but this simulator runs as "
+            f"one batch; set it to 0 or choose simulator.backend=cpu"
+        )
+
+
+def starts_within_episodes(run: RunConfig) -> list[str]:
+    """The options, with their values, that have episodes begin within others."""
+    branches: Any = getattr(run.algorithm, "branches", 0)
+    options = {
+        "practice.demonstrated_share": run.practice.demonstrated_share,
+        "practice.visited_share": run.practice.visited_share,
+        "algorithm.branches": branches,
+    }
+    return [f"{name}={value}" for name, value in options.items() if value]
+
+
 def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:
     share = run.practice.demonstrated_share
     if not share:
         return
-    batched: Any = getattr(run.simulator, "batched", False)
-    if batched:
-        raise ValueError(
-            f"practice.demonstrated_share={share} plays demonstrated actions in single scenes, but "
-            f"this simulator runs as one batch; set it to 0 or choose simulator.backend=cpu"
-        )
     recorded = run.demonstrations and not run.initial_policy
     if not (recorded or (run.demonstrations and run.demonstrations.path)):
         raise ValueError(

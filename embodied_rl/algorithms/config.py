@@ -94,6 +94,10 @@ class GRPOConfig(ClipConfig):
     episodes, which join its group (DARS, arXiv:2508.13755, in its simplest form); 0: never."""
     hard_success: float = Field(0.0, ge=0.0, lt=1.0)
     """Such a state is one where at most this share of the episodes so far succeeded."""
+    branches: int = Field(0, ge=0)
+    """A group whose returns differ is followed by `group_size` episodes from one state in the
+    middle of one of its episodes, whose returns are compared with each other; those by further
+    ones, and so on, so often in a row. On top of `groups_per_iteration`; 0: never."""
     scale: Literal["std", "off"] = "std"
     """Divide advantages by their group's deviation, or not (Dr. GRPO)."""
     length_normalisation: Literal["decision", "episode", "constant"] = "decision"
@@ -122,6 +126,9 @@ class REINFORCEConfig(UpdateConfig):
     """As for GRPO; only 0 keeps the gradient unbiased. For `baseline=leave_one_out`."""
     hard_success: float = Field(0.0, ge=0.0, lt=1.0)
     """As for GRPO."""
+    branches: int = Field(0, ge=0)
+    """As for GRPO; the gradient is then that of the return from those starts as well. For
+    `baseline=leave_one_out`."""
 
     @model_validator(mode="after")
     def _leaving_one_out_needs_others(self) -> Self:
@@ -131,6 +138,12 @@ class REINFORCEConfig(UpdateConfig):
             raise ValueError(
                 f"extra_groups={self.extra_groups} would shift the mean of the whole batch towards "
                 f"failures; set it to 0 or take baseline=leave_one_out"
+            )
+        if self.baseline == "batch" and self.branches:
+            raise ValueError(
+                f"branches={self.branches} would mix later starts, from which other returns are to "
+                f"be expected, into the mean of the whole batch; set it to 0 or take "
+                f"baseline=leave_one_out"
             )
         return self
 

@@ -68,7 +68,8 @@ class GRPO:
         wanted = self.config.groups_per_iteration
         most = round(wanted * self.config.max_refill)
         device = str(generator.device)
-        growth = Growth(self.config.extra_groups, self.config.hard_success)
+        options = self.config
+        growth = Growth(options.extra_groups, options.hard_success, options.branches)
         return GroupCollector(simulator, self.policy, planner, device, halves, wanted, most, growth)
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:

@@ -57,7 +57,8 @@ class REINFORCE:
         wanted = self.config.groups_per_iteration
         limit = round(wanted * self.config.max_refill)
         device = str(generator.device)
-        growth = Growth(self.config.extra_groups, self.config.hard_success)
+        options = self.config
+        growth = Growth(options.extra_groups, options.hard_success, options.branches)
         # Against the mean of the whole batch, a group of equal returns teaches as well.
         teaches = all_ran if self.config.baseline == "batch" else returns_differ
         return GroupCollector(

@@ -37,6 +37,8 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk: int) -> Layout:
         ("actions", (num_slots, chunk, contract.action_dim), "float32"),
         ("reward", (num_slots, chunk), "float32"),
         ("executed", (num_slots,), "int64"),
+        ("begun_after", (num_slots,), "int64"),
+        ("prelude_steps", (num_slots,), "int64"),
         *((name, (num_slots,), "bool") for name in _FLAGS),
     ]
     for view in ("observation", "final"):
@@ -109,6 +111,7 @@ class Arrays:
         return ChunkResult(
             reward=reward,
             executed=executed,
+            prelude_steps=self._copy("prelude_steps", slots),
             observation=self.observation(slots, instruction),
             final_observation=self.observation(slots, ended_instruction, "final"),
             lost=is_lost,

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from embodied_rl.contracts import Episode, Observation
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import FloatArray, Prelude
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way that an episode took from its reset, for preludes of others that follow it."""
+
+    actions: FloatArray
+    """[L, A]: what the environment executed, the episode's own prelude included; up to the end of
+    the decision in which it first succeeded, where it went on after that."""
+    first: int
+    """How many of them came before its first decision."""
+    chunk: int
+    """H: control steps between its decisions."""
+
+    @property
+    def decided(self) -> range:
+        """After how many actions it decided again, its first decision left out."""
+        return range(self.first + self.chunk, len(self.actions), self.chunk)
+
+    @property
+    def starts(self) -> range:
+        """The same, with the decision boundaries that its prelude went through: the reset left out,
+        the whole way at the rhythm of its decisions."""
+        return range(self.first % self.chunk or self.chunk, len(self.actions), self.chunk)
+
+    def prelude(self, length: int) -> Prelude:
+        """The first `length` actions, for an episode from the same initial state."""
+        return tuple(tuple(action) for action in self.actions[:length].tolist())
 
 
 @dataclass(frozen=True)
@@ -26,6 +58,13 @@ class EpisodeResult:
     """Why the episode did not run; it then counts as a failure."""
     num_looked: int = 0
     """Control steps beside these, in which candidates were tried out."""
+    path: Path | None = field(default=None, compare=False, repr=False)
+    """How it went, action by action, unless it did not run."""
+
+    @property
+    def simulated(self) -> int:
+        """Control steps executed, with those of the prelude."""
+        return self.num_steps + (self.path.first if self.path else 0)
 
 
 @dataclass(frozen=True)
@@ -65,10 +104,10 @@ class Batch:
     """int64 [N]: which entry of `results` the row belongs to; -1 while its episode goes on."""
     results: list[EpisodeResult]
     """Episodes that ended while collecting."""
-    num_steps: int
-    """Control steps simulated while collecting: those of rows that were left out, of lost episodes
-    and of preludes as well."""
     num_lost: int
     """Episodes lost to failed workers while collecting; they run again later."""
+    num_steps: int
+    """Control steps simulated while collecting, also those that nobody learns from: of preludes
+    (when their episode ends), of lost episodes and of groups with equal returns."""
     seconds: dict[str, float]
     """Wall time by activity: `infer`, `wait` (for simulators), `total`."""

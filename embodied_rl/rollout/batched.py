@@ -100,6 +100,7 @@ class BatchedSimulator:
         return ChunkResult(
             reward=reward,
             executed=executed,
+            prelude_steps=torch.zeros_like(executed),  # Options refuse preludes for batches.
             terminated=terminated,
             truncated=truncated,
             success_once=once,

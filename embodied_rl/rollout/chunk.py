@@ -29,6 +29,7 @@ def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays)
     while (over := _play(environment, episode, length)) is not None:
         # Contacts may go a little differently than when the actions were recorded.
         length = over
+    arrays["begun_after"][slot] = length
     arrays.show(slot, environment.observe(), "observation")
     return environment.instruction
 
@@ -66,6 +67,8 @@ def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) 
             break
     ended = terminated or truncated
     arrays["executed"][slot] = executed
+    # The slot may begin another episode before anybody reads this.
+    arrays["prelude_steps"][slot] = arrays["begun_after"][slot]
     arrays["terminated"][slot] = terminated
     arrays["truncated"][slot] = truncated
     arrays["success_once"][slot] = success_once

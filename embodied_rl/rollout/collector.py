@@ -53,7 +53,7 @@ class Collector:
         self._offers: dict[int, list[Episode]] = {}
         self._clock: dict[str, float] = {}
         self._results: list[EpisodeResult] = []
-        self._num_lost = self._num_prelude_steps = 0
+        self._num_lost = 0
         self._failed_once: set[str] = set()
 
     @torch.no_grad()
@@ -63,7 +63,7 @@ class Collector:
         began = time.monotonic()
         self._clock = {"infer": 0.0, "wait": 0.0}
         self._results = []
-        self._num_lost = self._num_prelude_steps = 0
+        self._num_lost = 0
         if not self._running:
             self._begin()
         self._first = [0] * self._simulator.num_slots
@@ -116,7 +116,6 @@ class Collector:
         for slots in self._halves:
             episodes = self._planner.take(len(slots))
             self._running += [Running(episode) for episode in episodes]
-            self._num_prelude_steps += sum(len(episode.prelude) for episode in episodes)
             self._seen.append(self._simulator.start(slots, episodes))
 
     def _replay(self, half: int, slots: list[int], actions: list[list[Tensor]]) -> None:
@@ -202,7 +201,6 @@ class Collector:
                     ended.append(running.result())
             if result.refilled[row]:
                 self._running[slot] = Running(offers[row])
-                self._num_prelude_steps += len(offers[row].prelude)
             else:
                 unused.append(offers[row])
         self._planner.put_back([*lost, *unused])
@@ -225,6 +223,7 @@ class Collector:
         results = [step.result for step in ordered if step.result is not None]
         device = self._device
         episodes = [episode for step in ordered for episode in step.episodes]
+        preludes = sum(result.simulated - result.num_steps for result in self._results)
         ended = {result.episode.key: i for i, result in enumerate(self._results)}
 
         def cat(parts: list[Tensor]) -> Tensor:
@@ -248,8 +247,8 @@ class Collector:
             task=torch.tensor([self._planner.tasks.index(e.task) for e in episodes], device=device),
             episode=torch.tensor([ended.get(e.key, -1) for e in episodes], device=device),
             results=self._results,
-            num_steps=self._num_prelude_steps + sum(int(r.executed.sum()) for r in results),
             num_lost=self._num_lost,
+            num_steps=preludes + sum(int(result.executed.sum()) for result in results),
             seconds=dict(self._clock),
         )
 

@@ -139,6 +139,8 @@ class EpisodeRun:
         ]
         actions = self._best(busy, observation, decision) if self._best_of else decision.actions
         self._simulator.send(busy, actions, offers)
+        for slot, chunk in zip(busy, actions.cpu(), strict=True):
+            self._running[slot][0].actions.append(chunk)
         return busy, offers
 
     def _best(self, busy: list[int], observation: Observation, decision: Decision) -> Tensor:

@@ -4,7 +4,8 @@ A group whose episodes all end with the same return has nothing to teach: its ad
 Such groups are replaced by further ones ("dynamic sampling" of DAPO, arXiv:2503.14476, section
 3.2), so that an update always sees as many groups as it asked for. Before that, a group that hardly
 ever succeeds may grow (after DARS, arXiv:2508.13755): a first success is worth more than another
-state that is easy.
+state that is easy. Afterwards, a group that teaches may be followed by one that begins in the
+middle of one of its episodes; see `branching`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, Decision, Episode, Observation, Policy, Simulator
 from embodied_rl.rollout.batch import Batch, EpisodeResult
+from embodied_rl.rollout.branching import branch, level_of
 from embodied_rl.rollout.episodes import EpisodeRun
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.running import gather, halves_of
@@ -36,12 +38,15 @@ class NothingRan(RuntimeError):
 
 @dataclass(frozen=True)
 class Growth:
-    """When a group gets further episodes from its own start, as many again as it began with."""
+    """When a group gets further episodes from its own start, as many again as it began with, and
+    when it is followed by a group that begins within it."""
 
     times: int = 0
     """At most so often."""
     hard_success: float = 0.0
     """While at most this share of its episodes succeeded."""
+    branches: int = 0
+    """So often in a row, a group that teaches is followed by one from the middle of an episode."""
 
 
 def returns_differ(results: Sequence[EpisodeResult]) -> bool:
@@ -154,8 +159,6 @@ class _Groups:
             value = float(decision.value[i])
             if rows:
                 rows[-1].next_value = value
-            else:
-                self._num_steps += len(episode.prelude)
             rows.append(_Row((observation, i), (decision, i)))
 
     def executed(self, episodes: Sequence[Episode], result: ChunkResult) -> None:
@@ -177,21 +180,28 @@ class _Groups:
             row.done, row.next_value = bool(result.done[i]), values.get(i, 0.0)
 
     def ended(self, result: EpisodeResult) -> Sequence[Episode]:
-        """Close a group when its last episode is over; a hard one grows, a dull one is replaced."""
+        """Close a group when its last episode is over; a hard one grows, a dull one is replaced,
+        one that teaches branches. Branches are on top of the planned groups and are not replaced:
+        which one's place they took would depend on who ended first."""
+        self._num_steps += result.simulated - result.num_steps
         number = result.episode.group
         group = self._open.setdefault(number, _Group())
         group.results.append(result)
         if len(group.results) < self._planner.group_size * (1 + group.times_grown):
             return ()
-        if group.times_grown < self._growth.times and _is_hard(group, self._growth.hard_success):
+        level, growth = level_of(number), self._growth
+        may_grow = not level and group.times_grown < growth.times
+        if may_grow and _is_hard(group, growth.hard_success):
             group.times_grown += 1
             return self._planner.again(result.episode, group.times_grown)
         del self._open[number]
         if self._teaches(group.results):
             self._closed.append(group)
+            if level < growth.branches:
+                return branch(group.results, self._planner.group_size, self._planner.seed)
             return ()
         self._dull.append(group)
-        if self._num_started >= self._max_groups:
+        if level or self._num_started >= self._max_groups:
             return ()
         self._num_started += 1
         return self._planner.take(self._planner.group_size)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from embodied_rl.contracts import Episode
+from embodied_rl.contracts import Episode, Reason
 from embodied_rl.rollout.batch import EpisodeResult
 from embodied_rl.rollout.practice import (
     AGAIN,
@@ -21,8 +21,9 @@ from embodied_rl.rollout.practice import (
     Demonstration,
     Start,
     WeightedStates,
-    demonstrated_values,
+    start_values,
 )
+from embodied_rl.rollout.visited import VisitedStarts
 from embodied_rl.run_config import PracticeConfig
 
 type Split = Literal["train", "quick", "final"]
@@ -107,10 +108,13 @@ class TrainingPlanner:
         self._start: Start | None = None
         self._weighted: WeightedStates | None = None
         self._demonstrated: DemonstratedStarts | None = None
+        self._visited: VisitedStarts | None = None
         if practice and practice.starts != "uniform":
             self._weighted = WeightedStates(practice, self.tasks, self._states, seed)
         if practice and practice.demonstrated_share:
             self._demonstrated = DemonstratedStarts(practice, demonstrations, seed)
+        if practice and practice.visited_share:
+            self._visited = VisitedStarts(practice, seed)
 
     def take(self, count: int) -> list[Episode]:
         """The next episodes of the plan."""
@@ -145,7 +149,10 @@ class TrainingPlanner:
         from now on depends on it. Returns values for the training curves."""
         self._progress = progress
         values = self._weighted.note(results) if self._weighted else {}
-        return values | (demonstrated_values(results) if self._demonstrated else {})
+        values |= self._visited.note(results) if self._visited else {}
+        kinds: list[Reason] = ["demonstration"] if self._demonstrated else []
+        kinds += ["visited"] if self._visited else []
+        return values | start_values(results, kinds)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data from which the plan continues."""
@@ -155,7 +162,8 @@ class TrainingPlanner:
             "progress": self._progress,
             "start": self._start,
         }
-        return state | ({"weighted": self._weighted.state_dict()} if self._weighted else {})
+        state |= {"weighted": self._weighted.state_dict()} if self._weighted else {}
+        return state | ({"visited": self._visited.state_dict()} if self._visited else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a plan."""
@@ -167,6 +175,8 @@ class TrainingPlanner:
         self._start = Start.from_json(start) if start else None
         if self._weighted:
             self._weighted.load_state_dict(state["weighted"])
+        if self._visited:
+            self._visited.load_state_dict(state["visited"])
 
     def _plan(self, number: int) -> Episode:
         group, place = divmod(number, self.group_size)
@@ -185,9 +195,10 @@ class TrainingPlanner:
 
     def _draw(self, group: int) -> Start:
         """A function of the seed, the group and what was noted: nothing random has to be saved."""
-        within = self._demonstrated and self._demonstrated.draw(group, self._progress)
-        if within:
-            return within
+        for within in (self._demonstrated, self._visited):
+            start = within and within.draw(group, self._progress)
+            if start:
+                return start
         if self._weighted:
             return self._weighted.draw(group)
         drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]

@@ -6,7 +6,8 @@ that a plan that is continued from its saved evidence is the plan that it would 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +27,15 @@ if TYPE_CHECKING:
     from embodied_rl.contracts import FloatArray, Prelude, Reason
     from embodied_rl.rollout.batch import EpisodeResult
 
-_POOL, _STATE, _DEMONSTRATION, AGAIN = 1, 2, 3, 4
+_POOL, _STATE, _DEMONSTRATION, AGAIN, VISITED, BRANCH = 1, 2, 3, 4, 5, 6
 """Salts: what is drawn for one group must not depend on what else is drawn for it."""
+
+_WITHIN: dict[Reason, tuple[str, str]] = {
+    "demonstration": ("demonstrated", "within_demonstration"),
+    "visited": ("visited", "from_visited"),
+    "branch": ("branched", "from_branch"),
+}
+"""Starts after a prelude, as the training curves name them."""
 
 
 class Start(NamedTuple):
@@ -58,7 +66,7 @@ class WeightedStates:
         self._options, self._seed = options, seed
         self._why: Reason = options.starts
         size = min(options.pool, len(states))
-        chosen = _random(seed, _POOL).choice(len(states), size, replace=False)
+        chosen = seeded(seed, _POOL).choice(len(states), size, replace=False)
         self.pool = [(task, states[int(i)]) for i in chosen for task in tasks]
         self._row = {entry: row for row, entry in enumerate(self.pool)}
         self._successes: Numbers = np.zeros(len(self.pool))
@@ -67,7 +75,7 @@ class WeightedStates:
 
     def draw(self, group: int) -> Start:
         """Where a group begins."""
-        at = _random(self._seed, group, _STATE).random()
+        at = seeded(self._seed, group, _STATE).random()
         # Rounding may leave the last sum below 1.
         row = min(int(np.searchsorted(self._sums, at, side="right")), len(self.pool) - 1)
         return Start(*self.pool[row], self._why)
@@ -76,8 +84,8 @@ class WeightedStates:
         """Let the old evidence fade, add what these episodes showed, and say what was expected of
         them and how spread out the weights now are.
 
-        The order of the results does not matter. Episodes that failed to run, or began within a
-        demonstration, say nothing about their initial state.
+        The order of the results does not matter. Episodes that failed to run, or began after a
+        prelude, say nothing about their initial state.
         """
         counted = [
             (self._row[entry], result.success_once)
@@ -150,15 +158,12 @@ class DemonstratedStarts:
                 f"record others or set practice.demonstrated_share=0"
             )
 
-    def share(self, progress: float) -> float:
-        """Share of the groups that begin within a demonstration."""
-        left = max(0.0, 1 - progress / self._options.demonstrated_until)
-        return self._options.demonstrated_share * left
-
     def draw(self, group: int, progress: float) -> Start | None:
         """Where a group begins; None: at an initial state, as usual."""
-        random = _random(self._seed, group, _DEMONSTRATION)
-        if random.random() >= self.share(progress):
+        random = seeded(self._seed, group, _DEMONSTRATION)
+        options = self._options
+        share = falling(options.demonstrated_share, options.demonstrated_until, progress)
+        if random.random() >= share:
             return None
         demonstration = self._demonstrations[random.integers(len(self._demonstrations))]
         length = int(random.integers(1, len(demonstration.actions)))
@@ -166,18 +171,33 @@ class DemonstratedStarts:
         return Start(demonstration.task, demonstration.initial_state, "demonstration", actions)
 
 
-def demonstrated_values(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """How many episodes began within a demonstration, and how those and the others went."""
+def start_values(results: Sequence[EpisodeResult], kinds: Collection[Reason]) -> dict[str, float]:
+    """How many episodes began in these ways within others, or did so unasked, and how those and
+    the ones from initial states went. Nothing to tell where none does."""
+    counted = Counter(result.episode.start for result in results)
+    shown = [reason for reason in _WITHIN if reason in kinds or counted[reason]]
+    if not results or not shown:
+        return {}
+    values: dict[str, float] = {}
+    for reason in shown:
+        name, words = _WITHIN[reason]
+        values[f"{name}_share"] = counted[reason] / len(results)
+        values |= _success(words, [r for r in results if r.episode.start == reason])
+    outside = [result for result in results if result.episode.start not in _WITHIN]
+    return values | _success("from_initial_state", outside)
+
+
+def _success(name: str, results: Sequence[EpisodeResult]) -> dict[str, float]:
     if not results:
         return {}
-    inside = [r.success_once for r in results if r.episode.prelude]
-    outside = [r.success_once for r in results if not r.episode.prelude]
-    values = {"demonstrated_share": len(inside) / len(results)}
-    for name, successes in (("within_demonstration", inside), ("from_initial_state", outside)):
-        if successes:
-            values[f"success_rate_{name}"] = sum(successes) / len(successes)
-    return values
+    return {f"success_rate_{name}": sum(r.success_once for r in results) / len(results)}
 
 
-def _random(*numbers: int) -> np.random.Generator:
+def falling(share: float, until: float, progress: float) -> float:
+    """A share that falls linearly to zero, which it reaches at the progress `until`."""
+    return share * max(0.0, 1 - progress / until)
+
+
+def seeded(*numbers: int) -> np.random.Generator:
+    """A generator for these numbers, the last of which is a salt."""
     return np.random.default_rng(np.random.SeedSequence(list(numbers)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, Episode, Observation
-from embodied_rl.rollout.batch import EpisodeResult
+from embodied_rl.rollout.batch import EpisodeResult, Path
 
 
 @dataclass
@@ -24,11 +25,17 @@ class Running:
     success_now: bool = False
     actions: list[Tensor] = field(default_factory=list)
     """Chunks [H, A] executed so far; with them a deterministic simulator gets here again."""
+    prelude_steps: int = 0
+    steps_to_success: int | None = None
+    """Control steps up to the end of the first chunk that succeeded."""
 
     def add(self, result: ChunkResult, row: int) -> None:
         """Count what row `row` of a result did."""
         self.total_reward += float(result.reward[row].sum())
         self.num_steps += int(result.executed[row])
+        self.prelude_steps = int(result.prelude_steps[row])
+        if result.success_once[row] and not self.success_once:
+            self.steps_to_success = self.num_steps
         self.success_once |= bool(result.success_once[row])
         self.success_now = bool(result.success_now[row])
 
@@ -42,7 +49,15 @@ class Running:
             num_steps=self.num_steps,
             num_looked=self.num_looked,
             error=error,
+            path=None if error else self._path(),
         )
+
+    def _path(self) -> Path:
+        # Chunks are executed in full but for the last one.
+        own = torch.cat(self.actions)[: self.steps_to_success or self.num_steps].numpy()
+        prelude = np.array(self.episode.prelude[: self.prelude_steps], dtype=np.float32)
+        actions = np.concatenate([prelude.reshape(-1, own.shape[1]), own])
+        return Path(actions, self.prelude_steps, len(self.actions[0]))
 
 
 def halves_of(num_slots: int, halves: int) -> list[list[int]]:

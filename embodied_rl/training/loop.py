@@ -17,6 +17,7 @@ from embodied_rl.evaluation.evaluate import EvaluationSummary
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RunConfig
 from embodied_rl.training.checks import film, measure
+from embodied_rl.training.fit import require_fit
 from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.reinforcement import reinforce
 from embodied_rl.training.report import write_report
@@ -39,6 +40,7 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
         device = _device(config)
         simulator = _simulator(config)
         try:
+            require_fit(config, simulator.spec)
             policy = starting_policy(run, simulator.spec, device, stop)
             before = measure(run, simulator, "start", device)
             env_steps = reinforce(run, simulator, policy, device, stop)
@@ -55,6 +57,7 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
         device = _device(config)
         simulator = _simulator(config)
         try:
+            require_fit(config, simulator.spec, reinforces=False)
             starting_policy(run, simulator.spec, device, stop)
             before = measure(run, simulator, "start", device)
         finally:

@@ -78,11 +78,17 @@ class Reinforcement:
         spent = budget is not None and position.env_steps >= budget
         return spent or position.iteration >= config.iterations
 
+    def _done(self) -> float:
+        """Share of the run that is done, of iterations or of control steps, whichever ends it."""
+        config, position = self.run.config, self.position
+        spent = position.env_steps / config.max_env_steps if config.max_env_steps else 0.0
+        return min(1.0, max(position.iteration / config.iterations, spent))
+
     def _iterate(self) -> str:
         began = time.monotonic()
         anneal = getattr(self.policy, "set_progress", None)
         if anneal is not None:
-            anneal(self.position.iteration / self.run.config.iterations)
+            anneal(self._done())
         # The simulator's workers need the cores while decisions are collected.
         torch.set_num_threads(1)
         batch = self.collector.collect()
@@ -93,8 +99,7 @@ class Reinforcement:
         steps = batch.num_steps
         self.position.iteration += 1
         self.position.env_steps += steps
-        done = self.position.iteration / self.run.config.iterations
-        values |= self.planner.note(batch.results, done)
+        values |= self.planner.note(batch.results, self._done())
         values |= _episode_values(batch) | {"env_steps": float(self.position.env_steps)}
         values |= _utilisation(batch, collected - began, ended - collected, steps)
         self.run.metrics.log("rl", self.position.iteration, values)

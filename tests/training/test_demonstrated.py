@@ -94,7 +94,8 @@ def test_what_is_reported_tells_the_two_kinds_apart() -> None:
     from embodied_rl.rollout.batch import EpisodeResult
 
     def went(prelude: Any, success: bool) -> EpisodeResult:
-        return EpisodeResult(episode(1, prelude=prelude), success, success, 0.0, 1)
+        begun = episode(1, start="demonstration" if prelude else "uniform", prelude=prelude)
+        return EpisodeResult(begun, success, success, 0.0, 1)
 
     inside, outside = ((0.1,),), ()
     results = [went(inside, True), went(outside, True), went(outside, False), went(outside, False)]
