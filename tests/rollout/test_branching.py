@@ -36,7 +36,7 @@ def group_of(*returns: float, lengths: tuple[int, ...] = (), first: int = 0) -> 
         prelude = tuple((float(t),) for t in range(first))
         episode = Episode(f"train/{i:08d}", "line", 9, i, group=3, prelude=prelude)
         path = Path(actions, first, 2)
-        results.append(EpisodeResult(episode, value > 0, value > 0, value, length, None, path))
+        results.append(EpisodeResult(episode, value > 0, value > 0, value, length, None, path=path))
     return results
 
 

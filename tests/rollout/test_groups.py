@@ -19,7 +19,9 @@ from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.groups import GroupCollector, Growth, NothingRan
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.pool import SimulatorPool
+from embodied_rl.run_config import RolloutConfig
 from grouped_lines import GROUP_SIZE, collect, collector, line, policy_for, same
+from line_world import LineConfig
 
 
 def members(batch: Batch) -> dict[int, list[bool]]:
@@ -205,7 +207,7 @@ def test_any_group_size_runs_on_any_number_of_slots(pairs: int, halves: int, siz
         with line(num_slots) as simulator:
             planner = TrainingPlanner("line", 0, group_size=size)
             policy = policy_for(simulator)
-            return GroupCollector(simulator, policy, planner, "cpu", halves, 2, 4, NEVER).collect()
+            return GroupCollector(simulator, policy, planner, "cpu", halves, 2, 4).collect()
 
     found = batch(2 * pairs)
     assert same(found, batch(2 * size))

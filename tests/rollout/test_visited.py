@@ -47,7 +47,7 @@ def went(
     actions = np.array([[100 * number + i] for i in range(length)], dtype=np.float32)
     episode = Episode(f"train/{number:08d}", "line", number, number)
     path = Path(actions, first, chunk)
-    return EpisodeResult(episode, success, success, float(success), length - first, None, path)
+    return EpisodeResult(episode, success, success, float(success), length - first, None, path=path)
 
 
 def policy_for(simulator: Simulator, chunk: int = 2) -> Policy:
