@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializeAsAny, model_validator
 
 from embodied_rl.config import Config, part
+from embodied_rl.ratio_levels import refusal
 
 
 class DemonstrationsConfig(Config):
@@ -169,6 +170,7 @@ class RunConfig(Config):
         for rule in (
             _batched_simulators_need_no_workers,
             _policy_needs_cameras,
+            _policy_has_the_ratio_level,
             _demonstrated_starts_need_demonstrations,
         ):
             rule(self)
@@ -197,6 +199,12 @@ def _policy_needs_cameras(run: RunConfig) -> None:
             "this policy looks through cameras but the simulator gives only a state; choose "
             "simulator.observation=rgb or a policy without cameras"
         )
+
+
+def _policy_has_the_ratio_level(run: RunConfig) -> None:
+    problem = refusal(run.policy, getattr(run.algorithm, "ratio_level", "chunk"))
+    if problem:
+        raise ValueError(problem)
 
 
 def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:

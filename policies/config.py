@@ -109,12 +109,13 @@ class FlowVLAConfig(PrefixConfig, FlowConfig):
         return policy
 
 
-class TokenVLAConfig(PrefixConfig):
-    """A language model that speaks action tokens, after cameras (if there are any), instruction and
-    state."""
+class SpokenConfig(PrefixConfig):
+    """A language model that speaks after cameras (if there are any), instruction and state; shared
+    by policies with action tokens."""
 
-    type: Literal["token_vla"] = "token_vla"
     needs_cameras: ClassVar[bool] = False
+    ratio_levels: ClassVar[tuple[str, ...]]
+    """What `algorithm.ratio_level` may be."""
     chunk: int = Field(4, ge=1)
     """H: control steps planned and executed per decision."""
     decoder: str = "llama"
@@ -123,17 +124,24 @@ class TokenVLAConfig(PrefixConfig):
     """A folder with a causal language model of transformers to begin with, instead of a new one;
     its size then counts, and its last ids become the action tokens, as in OpenVLA."""
     num_decoder_layers: int = Field(2, ge=1)
-    num_bins: int = Field(256, ge=4)
-    """Values per action dimension, evenly spaced between the 1st and 99th percentile of the
-    demonstrated actions, and action tokens (OpenVLA, arXiv:2406.09246, section 3.2)."""
-    decoding: Literal["autoregressive", "parallel"] = "autoregressive"
-    """One token after the other, or all of a chunk at once (OpenVLA-OFT, arXiv:2502.19645)."""
     temperature: float = Field(1.0, gt=0.0)
     """Of exploration; the log-probabilities are those of the same distribution."""
     top_k: int | None = Field(None, ge=1)
     """Explore among this many likeliest tokens only."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Explore among the likeliest tokens that make up this probability."""
+
+
+class TokenVLAConfig(SpokenConfig):
+    """Speaks one token, a bin, per number of the chunk."""
+
+    type: Literal["token_vla"] = "token_vla"
+    ratio_levels: ClassVar[tuple[str, ...]] = ("chunk", "step", "token")
+    num_bins: int = Field(256, ge=4)
+    """Values per action dimension, evenly spaced between the 1st and 99th percentile of the
+    demonstrated actions, and action tokens (OpenVLA, arXiv:2406.09246, section 3.2)."""
+    decoding: Literal["autoregressive", "parallel"] = "autoregressive"
+    """One token after the other, or all of a chunk at once (OpenVLA-OFT, arXiv:2502.19645)."""
 
     def build(self, contract: Contract) -> Policy:
         """A new policy for this contract, with random weights but for a pretrained decoder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -116,9 +117,32 @@ def _hide(policy: Any) -> None:
     policy.shift = 0.5
 
 
+class Miscounted(GaussianMLP):
+    """Tokens that do not add up."""
+
+    def act(self, observation: Observation, generator: Any, mode: Any) -> Decision:
+        return replace(super().act(observation, generator, mode), token_log_prob=TWO.clone())
+
+    def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
+        count = len(observation)
+        step = torch.zeros(1, 1, dtype=torch.int64).expand(count, -1)
+        found = super().evaluate(observation, trace)
+        return replace(found, token_log_prob=TWO[:1].expand(count, -1), token_step=step)
+
+
+class HalfTold(GaussianMLP):
+    def act(self, observation: Observation, generator: Any, mode: Any) -> Decision:
+        return replace(super().act(observation, generator, mode), token_log_prob=TWO)
+
+
+TWO = torch.full((4, 1), 2.0)
+"""A token log-probability for each of four slots."""
+
 BROKEN: list[tuple[type[GaussianMLP], str, Literal["fail", "warn"], str]] = [
     (Wide, "shapes", "fail", "leave the contract's bounds"),
     (Forgetful, "ratio", "fail", "largest log-ratio"),
+    (Miscounted, "tokens", "fail", "added up by token_step, differs from log_prob"),
+    (HalfTold, "tokens", "fail", "go together"),
     (Crowded, "minibatches", "fail", "rows influence each other"),
     (Crowded, "rows", "fail", "decides otherwise in another batch"),
     (Careless, "seeds", "fail", "something draws without it"),
