@@ -116,6 +116,7 @@ class SpokenConfig(PrefixConfig):
     needs_cameras: ClassVar[bool] = False
     ratio_levels: ClassVar[tuple[str, ...]]
     """What `algorithm.ratio_level` may be."""
+    policy_class: ClassVar[str]
     chunk: int = Field(4, ge=1)
     """H: control steps planned and executed per decision."""
     decoder: str = "llama"
@@ -131,11 +132,22 @@ class SpokenConfig(PrefixConfig):
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Explore among the likeliest tokens that make up this probability."""
 
+    def build(self, contract: Contract) -> Policy:
+        """A new policy for this contract, with random weights but for a pretrained decoder."""
+        policy: Policy = catalogue.load(self.policy_class)(self, contract)
+        return policy
+
+    def rebuild(self, contract: Contract, architecture: dict[str, Any]) -> Policy:
+        """The policy of a saved folder: its decoder's sizes are known, its weights come next."""
+        policy: Policy = catalogue.load(self.policy_class)(self, contract, architecture)
+        return policy
+
 
 class TokenVLAConfig(SpokenConfig):
     """Speaks one token, a bin, per number of the chunk."""
 
     type: Literal["token_vla"] = "token_vla"
+    policy_class: ClassVar[str] = "policies.token_vla:TokenVLA"
     ratio_levels: ClassVar[tuple[str, ...]] = ("chunk", "step", "token")
     num_bins: int = Field(256, ge=4)
     """Values per action dimension, evenly spaced between the 1st and 99th percentile of the
@@ -143,16 +155,21 @@ class TokenVLAConfig(SpokenConfig):
     decoding: Literal["autoregressive", "parallel"] = "autoregressive"
     """One token after the other, or all of a chunk at once (OpenVLA-OFT, arXiv:2502.19645)."""
 
-    def build(self, contract: Contract) -> Policy:
-        """A new policy for this contract, with random weights but for a pretrained decoder."""
-        policy: Policy = catalogue.load("policies.token_vla:TokenVLA")(self, contract)
-        return policy
 
-    def rebuild(self, contract: Contract, architecture: dict[str, Any]) -> Policy:
-        """The policy of a saved folder: its decoder's sizes are known, its weights come next."""
-        make = catalogue.load("policies.token_vla:TokenVLA")
-        policy: Policy = make(self, contract, architecture)
-        return policy
+class FastVLAConfig(SpokenConfig):
+    """Speaks the shape of a chunk, in a varying number of FAST tokens (arXiv:2501.09747)."""
+
+    type: Literal["fast_vla"] = "fast_vla"
+    policy_class: ClassVar[str] = "policies.fast_vla:FastVLA"
+    # Every token shapes all steps of its chunk.
+    ratio_levels: ClassVar[tuple[str, ...]] = ("chunk", "token")
+    processor: Path | None = None
+    """A folder with the files of a FAST processor, such as physical-intelligence/fast of the Hub,
+    whose scale and vocabulary then count. Without one, it is fitted to the demonstrations."""
+    scale: float = Field(10.0, gt=0.0)
+    """Cosine coefficients are rounded to multiples of 1 / scale: more is finer, and more tokens."""
+    vocabulary: int = Field(512, ge=3)
+    """FAST tokens at most."""
 
 
 class GaussianMLPConfig(Config):
