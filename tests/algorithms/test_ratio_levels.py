@@ -17,9 +17,10 @@ from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.run_config import RolloutConfig, RunConfig
 from line_world import LineConfig
-from policies.config import FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
+from policies.config import FastVLAConfig, FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
 
 TOKENS = TokenVLAConfig(hidden_size=16, chunk=4, num_bins=8, max_instruction_bytes=8)
+FAST = FastVLAConfig(hidden_size=16, chunk=4, vocabulary=64, max_instruction_bytes=8)
 LEVELS = ["chunk", "step", "token"]
 PPO = {"type": "ppo", "decisions_per_iteration": 4, "critic_warmup_iterations": 0}
 GRPO = {"type": "grpo", "groups_per_iteration": 3, "group_size": 4}
@@ -96,3 +97,21 @@ def test_a_run_is_refused_before_it_begins(tmp_path: Path) -> None:
         load(RunConfig, None, overrides)
     overrides[1] = "policy=token_vla"
     assert load(RunConfig, None, overrides).algorithm.ratio_level == "token"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO], ids=lambda options: options["type"])
+@pytest.mark.parametrize("level", ["chunk", "token"])
+def test_fast_tokens_learn_at_the_levels_that_they_have(
+    algorithm: dict[str, Any], level: str
+) -> None:
+    made, batch = trained(FAST, algorithm, ratio_level=level)
+    assert made.update(batch, 0)["first_log_ratio"] < 1e-3
+    # Every token counts in step 0, so that none is lost where a chunk was cut short.
+    rows = batch.valid.nonzero()[:, 0]
+    seen = made.policy.evaluate(
+        batch.observation.select(rows), {name: t[rows] for name, t in batch.trace.items()}
+    )
+    _, mask = ratios(seen, batch, rows, "token")
+    assert torch.equal(mask, batch.trace["words"][rows] >= 0)
+    with pytest.raises(ValueError, match=r"ratio_level=step.*allowed: chunk, token"):
+        trained(FAST, algorithm, ratio_level="step")

@@ -17,7 +17,7 @@ from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.run_config import RolloutConfig
 from line_world import LineConfig
-from policies.config import FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
+from policies.config import FastVLAConfig, FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
 from policies.gaussian_mlp import GaussianMLP
 
 SMALL = GaussianMLPConfig(hidden_size=16, chunk=2)
@@ -27,6 +27,7 @@ POLICIES: dict[str, Any] = {
     "flow_noise": FlowMLPConfig(hidden_size=16, exploration="flow_noise", chunk=2),
     "fpo": FlowMLPConfig(hidden_size=16, exploration="fpo", chunk=2),
     "tokens": TokenVLAConfig(hidden_size=16, chunk=2, num_bins=8, max_instruction_bytes=8),
+    "fast": FastVLAConfig(hidden_size=16, chunk=2, vocabulary=32, max_instruction_bytes=8),
 }
 
 

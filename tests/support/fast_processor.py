@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 def write_processor(
     folder: Path, texts: list[str], min_token: int, alphabet: int, vocab_size: int = 400
-) -> PreTrainedTokenizerFast:
+) -> Any:
     """A processor trained on texts of coefficients; returns what transformers makes of it."""
     spelling: Any = ByteLevelBPETokenizer()
     trainer = trainers.BpeTrainer(
@@ -24,7 +24,8 @@ def write_processor(
         max_token_length=10_000,
     )
     spelling._tokenizer.train_from_iterator(iter(texts), trainer=trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=spelling, clean_up_tokenization_spaces=False)
+    make: Any = PreTrainedTokenizerFast
+    wrapped: Any = make(tokenizer_object=spelling, clean_up_tokenization_spaces=False)
     wrapped.save_pretrained(folder)
     options = {
         "action_dim": None,
