@@ -21,6 +21,7 @@ PARTS: dict[str, dict[str, str]] = {
         "flow_mlp": "policies.config:FlowMLPConfig",
         "flow_vla": "policies.config:FlowVLAConfig",
         "token_vla": "policies.config:TokenVLAConfig",
+        "fast_vla": "policies.config:FastVLAConfig",
         "gaussian_mlp": "policies.config:GaussianMLPConfig",
     },
     "algorithm": {

@@ -1,7 +1,8 @@
 """What simulators, policies and algorithms promise each other.
 
 Letters of the shapes, used in the whole project: B environment slots, T decisions, H control steps
-in a chunk, A action dimensions, S state dimensions, K denoising steps, M scored denoising steps.
+in a chunk, A action dimensions, S state dimensions, K denoising steps, M scored denoising steps,
+P tokens of a chunk.
 
 A *control step* is one simulator step. A *decision* is one policy call; it yields a *chunk* of H
 actions. Reinforcement learning runs on decisions.
@@ -366,6 +367,9 @@ class Decision:
     """float32 [B]: expected discounted return."""
     trace: dict[str, Tensor]
     """Exactly what `evaluate` needs to compute `log_prob` again; each entry is [B, ...]."""
+    token_log_prob: Tensor | None = None
+    """float32 [B, P]: log-probability of each action token, which `log_prob` adds up, 0 for
+    padding. None from policies without tokens, and for deterministic decisions."""
 
 
 @dataclass(frozen=True)
@@ -378,6 +382,11 @@ class Evaluation:
     """float32 [B, H]; zeros where the noise is not learned."""
     value: Tensor
     """float32 [B]."""
+    token_log_prob: Tensor | None = None
+    """float32 [B, P], as in `Decision`."""
+    token_step: Tensor | None = None
+    """int64 [B, P]: the control step in which `log_prob` counts a token, -1 for padding. A token
+    takes part in learning if that step was executed."""
 
 
 class Policy(Protocol):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializeAsAny, model_validator
 
 from embodied_rl.config import Config, part
+from embodied_rl.ratio_levels import refusal
 
 
 class DemonstrationsConfig(Config):
@@ -177,6 +178,7 @@ class RunConfig(Config):
             _batched_simulators_need_no_workers,
             _policy_needs_cameras,
             _preludes_need_single_scenes,
+            _policy_has_the_ratio_level,
             _demonstrated_starts_need_demonstrations,
         ):
             rule(self)
@@ -225,6 +227,12 @@ def starts_within_episodes(run: RunConfig) -> list[str]:
         "algorithm.branches": branches,
     }
     return [f"{name}={value}" for name, value in options.items() if value]
+
+
+def _policy_has_the_ratio_level(run: RunConfig) -> None:
+    problem = refusal(run.policy, getattr(run.algorithm, "ratio_level", "chunk"))
+    if problem:
+        raise ValueError(problem)
 
 
 def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:

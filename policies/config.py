@@ -109,12 +109,14 @@ class FlowVLAConfig(PrefixConfig, FlowConfig):
         return policy
 
 
-class TokenVLAConfig(PrefixConfig):
-    """A language model that speaks action tokens, after cameras (if there are any), instruction and
-    state."""
+class SpokenConfig(PrefixConfig):
+    """A language model that speaks after cameras (if there are any), instruction and state; shared
+    by policies with action tokens."""
 
-    type: Literal["token_vla"] = "token_vla"
     needs_cameras: ClassVar[bool] = False
+    ratio_levels: ClassVar[tuple[str, ...]]
+    """What `algorithm.ratio_level` may be."""
+    policy_class: ClassVar[str]
     chunk: int = Field(4, ge=1)
     """H: control steps planned and executed per decision."""
     decoder: str = "llama"
@@ -123,11 +125,6 @@ class TokenVLAConfig(PrefixConfig):
     """A folder with a causal language model of transformers to begin with, instead of a new one;
     its size then counts, and its last ids become the action tokens, as in OpenVLA."""
     num_decoder_layers: int = Field(2, ge=1)
-    num_bins: int = Field(256, ge=4)
-    """Values per action dimension, evenly spaced between the 1st and 99th percentile of the
-    demonstrated actions, and action tokens (OpenVLA, arXiv:2406.09246, section 3.2)."""
-    decoding: Literal["autoregressive", "parallel"] = "autoregressive"
-    """One token after the other, or all of a chunk at once (OpenVLA-OFT, arXiv:2502.19645)."""
     temperature: float = Field(1.0, gt=0.0)
     """Of exploration; the log-probabilities are those of the same distribution."""
     top_k: int | None = Field(None, ge=1)
@@ -137,14 +134,42 @@ class TokenVLAConfig(PrefixConfig):
 
     def build(self, contract: Contract) -> Policy:
         """A new policy for this contract, with random weights but for a pretrained decoder."""
-        policy: Policy = catalogue.load("policies.token_vla:TokenVLA")(self, contract)
+        policy: Policy = catalogue.load(self.policy_class)(self, contract)
         return policy
 
     def rebuild(self, contract: Contract, architecture: dict[str, Any]) -> Policy:
         """The policy of a saved folder: its decoder's sizes are known, its weights come next."""
-        make = catalogue.load("policies.token_vla:TokenVLA")
-        policy: Policy = make(self, contract, architecture)
+        policy: Policy = catalogue.load(self.policy_class)(self, contract, architecture)
         return policy
+
+
+class TokenVLAConfig(SpokenConfig):
+    """Speaks one token, a bin, per number of the chunk."""
+
+    type: Literal["token_vla"] = "token_vla"
+    policy_class: ClassVar[str] = "policies.token_vla:TokenVLA"
+    ratio_levels: ClassVar[tuple[str, ...]] = ("chunk", "step", "token")
+    num_bins: int = Field(256, ge=4)
+    """Values per action dimension, evenly spaced between the 1st and 99th percentile of the
+    demonstrated actions, and action tokens (OpenVLA, arXiv:2406.09246, section 3.2)."""
+    decoding: Literal["autoregressive", "parallel"] = "autoregressive"
+    """One token after the other, or all of a chunk at once (OpenVLA-OFT, arXiv:2502.19645)."""
+
+
+class FastVLAConfig(SpokenConfig):
+    """Speaks the shape of a chunk, in a varying number of FAST tokens (arXiv:2501.09747)."""
+
+    type: Literal["fast_vla"] = "fast_vla"
+    policy_class: ClassVar[str] = "policies.fast_vla:FastVLA"
+    # Every token shapes all steps of its chunk.
+    ratio_levels: ClassVar[tuple[str, ...]] = ("chunk", "token")
+    processor: Path | None = None
+    """A folder with the files of a FAST processor, such as physical-intelligence/fast of the Hub,
+    whose scale and vocabulary then count. Without one, it is fitted to the demonstrations."""
+    scale: float = Field(10.0, gt=0.0)
+    """Cosine coefficients are rounded to multiples of 1 / scale: more is finer, and more tokens."""
+    vocabulary: int = Field(512, ge=3)
+    """FAST tokens at most."""
 
 
 class GaussianMLPConfig(Config):

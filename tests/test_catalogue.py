@@ -37,7 +37,8 @@ def test_an_unknown_part_lists_the_known_ones() -> None:
     with pytest.raises(catalogue.UnknownPart) as caught:
         catalogue.config_class("policy", "flow_mpl")
     assert str(caught.value) == (
-        "no policy is called 'flow_mpl'; known: flow_mlp, flow_vla, gaussian_mlp, token_vla"
+        "no policy is called 'flow_mpl'; known: fast_vla, flow_mlp, flow_vla, gaussian_mlp, "
+        "token_vla"
     )
 
 
@@ -112,7 +113,14 @@ def test_parts_from_outside_are_found_and_checked_like_ours(
 ) -> None:
     monkeypatch.syspath_prepend(str(outsider))
     importlib.invalidate_caches()
-    assert catalogue.names("policy") == ["dot", "flow_mlp", "flow_vla", "gaussian_mlp", "token_vla"]
+    assert catalogue.names("policy") == [
+        "dot",
+        "fast_vla",
+        "flow_mlp",
+        "flow_vla",
+        "gaussian_mlp",
+        "token_vla",
+    ]
     config = load(RunConfig, None, [*NAMED, "policy.dots=2"])
     assert type(config.policy).__name__ == "DotConfig"
     assert config.policy.model_dump()["dots"] == 2

@@ -47,8 +47,9 @@ class ClipConfig(UpdateConfig):
     """Another bound above, 1 + clip_high ("clip-higher"); null: the same as below."""
     dual_clip: float | None = Field(None, gt=1.0)
     """Bounds the loss of decisions with a negative advantage at this multiple of it; null: no."""
-    ratio_level: Literal["chunk", "step"] = "chunk"
-    """One ratio per decision, or one per executed control step."""
+    ratio_level: Literal["chunk", "step", "token"] = "chunk"
+    """One ratio per decision, one per executed control step, or one per action token of them (as
+    SimpleVLA-RL, arXiv:2509.09674); the loss is a mean over ratios. Not every policy has all."""
     max_kl: float | None = Field(0.05, gt=0.0)
     """Stop an iteration's epochs once the estimated KL divergence exceeds this; null: never."""
 

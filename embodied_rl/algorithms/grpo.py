@@ -21,6 +21,8 @@ from embodied_rl.algorithms.steps import (
     mean,
     means,
     minibatches,
+    ratios,
+    require_ratio_level,
     require_ratio_one,
     schedule,
 )
@@ -30,8 +32,8 @@ from embodied_rl.maths.losses import (
     clipped_policy_loss,
     executed_mask,
     kl_to_reference,
-    log_ratio,
     masked_mean,
+    per_ratio,
 )
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.groups import GroupCollector, Growth
@@ -45,6 +47,7 @@ class GRPO:
     """Turns groups of episodes into better policies; the loop around it collects them."""
 
     def __init__(self, config: GRPOConfig, policy: Policy, iterations: int, seed: int) -> None:
+        require_ratio_level(policy, config.ratio_level)
         self.config, self.policy = config, policy
         self.iterations, self.seed = iterations, seed
         self.group_size = config.group_size
@@ -112,15 +115,18 @@ class GRPO:
         observation = batch.observation.select(rows)
         seen = self.policy.evaluate(observation, trace)
         steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
-        change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, config.ratio_level)
+        change, mask = ratios(seen, batch, rows, config.ratio_level)
         values: dict[str, float] = {}
         if first:
             values["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
         weight = advantage[rows]
-        if config.ratio_level == "step":
-            weight = weight[:, None].expand_as(change)
         policy = clipped_policy_loss(
-            change, weight, mask, config.clip, config.clip_high, config.dual_clip
+            change,
+            per_ratio(weight, change),
+            mask,
+            config.clip,
+            config.clip_high,
+            config.dual_clip,
         )
         entropy = masked_mean(seen.entropy, steps)
         loss = policy.loss - config.entropy_coefficient * entropy

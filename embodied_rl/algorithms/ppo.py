@@ -22,6 +22,8 @@ from embodied_rl.algorithms.steps import (
     mean,
     means,
     minibatches,
+    ratios,
+    require_ratio_level,
     require_ratio_one,
     schedule,
 )
@@ -37,8 +39,8 @@ from embodied_rl.maths.losses import (
     clipped_policy_loss,
     executed_mask,
     kl_to_reference,
-    log_ratio,
     masked_mean,
+    per_ratio,
     value_loss,
 )
 from embodied_rl.rollout.batch import Batch
@@ -55,6 +57,7 @@ class PPO:
     group_size = 1
 
     def __init__(self, config: PPOConfig, policy: Policy, iterations: int, seed: int) -> None:
+        require_ratio_level(policy, config.ratio_level)
         self.config = config
         self.policy = policy
         self.iterations = iterations
@@ -134,7 +137,7 @@ class PPO:
         trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
         seen = self.policy.evaluate(batch.observation.select(rows), trace)
         steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
-        change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, config.ratio_level)
+        change, mask = ratios(seen, batch, rows, config.ratio_level)
         gate = {}
         if first:
             gate["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
@@ -142,10 +145,13 @@ class PPO:
         everything = torch.ones_like(weight, dtype=torch.bool)
         if config.normalise_advantages == "minibatch":
             weight = normalise(weight, everything)
-        if config.ratio_level == "step":
-            weight = weight[:, None].expand_as(change)
         policy = clipped_policy_loss(
-            change, weight, mask, config.clip, config.clip_high, config.dual_clip
+            change,
+            per_ratio(weight, change),
+            mask,
+            config.clip,
+            config.clip_high,
+            config.dual_clip,
         )
         entropy = masked_mean(seen.entropy, steps)
         critic = value_loss(seen.value, target[rows], everything)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from embodied_rl.contracts import Observation, Policy
+from embodied_rl.contracts import Evaluation, Observation, Policy
+from embodied_rl.maths.losses import RatioLevel, executed_mask, log_ratio, token_mask
+from embodied_rl.ratio_levels import refusal
 from embodied_rl.rollout.batch import Batch
 
 
@@ -70,6 +72,27 @@ def after_update(policy: Policy, batch: Batch) -> None:
     take_in = getattr(policy, "after_update", None)
     if take_in is not None:
         take_in(batch.observation, batch.valid)
+
+
+def require_ratio_level(policy: Policy, level: RatioLevel) -> None:
+    """Raise ValueError if the policy cannot compare its decisions at this level."""
+    problem = refusal(policy, level)
+    if problem:
+        raise ValueError(problem)
+
+
+def ratios(
+    seen: Evaluation, batch: Batch, rows: Tensor, level: RatioLevel
+) -> tuple[Tensor, Tensor]:
+    """Log-ratio of these rows now to when they were decided, and its mask: [n], [n, H] or [n, P]
+    (`log_ratio`)."""
+    executed = batch.executed[rows]
+    if level != "token":
+        steps = executed_mask(executed, seen.log_prob.shape[1])
+        return log_ratio(seen.log_prob, batch.log_prob[rows], steps, level)
+    old, new, step = batch.token_log_prob, seen.token_log_prob, seen.token_step
+    assert old is not None and new is not None and step is not None
+    return log_ratio(new, old[rows], token_mask(step, executed), level)
 
 
 def require_ratio_one(change: Tensor, tolerance: float) -> float:

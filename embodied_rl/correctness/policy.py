@@ -83,6 +83,30 @@ def ratio(bench: PolicyBench) -> str:
     return f"largest log-ratio before any update {worst:.1e}"
 
 
+def tokens(bench: PolicyBench) -> str:
+    """Log-probabilities of tokens, if there are any, are reproduced and add up to `log_prob`."""
+    batch = bench.batch
+    seen = bench.policy.evaluate(batch.observation, batch.trace)
+    new, old, step = seen.token_log_prob, batch.token_log_prob, seen.token_step
+    if new is None or old is None or step is None:
+        if not (new is None and old is None and step is None):
+            raise Broken(
+                "token_log_prob (of act and evaluate) and token_step go together: give all or none"
+            )
+        return "the policy has no tokens"
+    worst = float((new - old).detach().abs().max())
+    if not worst <= LARGEST_LOG_RATIO:
+        raise Broken(f"evaluate changes the log-probability of a token by {worst:.3g}")
+    padded = step < 0
+    total = torch.zeros_like(batch.log_prob).scatter_add(
+        1, step.clamp_min(0), old.masked_fill(padded, 0.0)
+    )
+    away = float((total - batch.log_prob).abs().max())
+    if not away <= LARGEST_LOG_RATIO:
+        raise Broken(f"token_log_prob, added up by token_step, differs from log_prob by {away:.3g}")
+    return f"reproduced to {worst:.1e}, and {int((~padded).sum(1).max())} at most add up"
+
+
 def minibatches(bench: PolicyBench) -> str:
     """A decision's log-probability does not depend on which others it is evaluated with."""
     count = len(bench.batch.log_prob)
@@ -203,6 +227,7 @@ def folder(bench: PolicyBench) -> str:
 GATES: dict[str, Gate[PolicyBench]] = {
     "shapes": shapes,
     "ratio": ratio,
+    "tokens": tokens,
     "minibatches": minibatches,
     "rows": rows,
     "seeds": seeds,

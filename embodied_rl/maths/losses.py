@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+type RatioLevel = Literal["chunk", "step", "token"]
+
 LARGEST_LOG_RATIO = 20.0
 """Log-ratios are cut here: exp(20) is far past any clip, and exp(90) is infinite in float32."""
 
@@ -29,18 +31,28 @@ def executed_mask(executed: Tensor, num_steps: int) -> Tensor:
     return torch.arange(num_steps, device=executed.device) < executed[:, None]
 
 
-def log_ratio(
-    new: Tensor, old: Tensor, mask: Tensor, level: Literal["chunk", "step"]
-) -> tuple[Tensor, Tensor]:
+def token_mask(token_step: Tensor, executed: Tensor) -> Tensor:
+    """bool [N, P]: which tokens belong to executed control steps, from the step of each token
+    [N, P] (-1 for padding) and counts [N]."""
+    return (token_step >= 0) & (token_step < executed[:, None])
+
+
+def log_ratio(new: Tensor, old: Tensor, mask: Tensor, level: RatioLevel) -> tuple[Tensor, Tensor]:
     """Log of the probability ratio new / old and the mask that belongs to it.
 
-    `new`, `old` and `mask` are [N, H] per control step. Level `step` keeps [N, H]; level `chunk`
-    adds up the masked steps of a chunk to the exact joint log-ratio [N]. Masked entries are 0.
+    `new`, `old` and `mask` are [N, H] per control step or, at level `token`, [N, P] per token.
+    Level `chunk` adds up the masked steps of a chunk to the exact joint log-ratio [N]; the others
+    keep the shape. Masked entries are 0.
     """
-    steps = torch.where(mask, new - old, torch.zeros_like(new))
-    if level == "step":
-        return steps, mask
-    return steps.sum(dim=1), mask.any(dim=1)
+    parts = torch.where(mask, new - old, torch.zeros_like(new))
+    if level == "chunk":
+        return parts.sum(dim=1), mask.any(dim=1)
+    return parts, mask
+
+
+def per_ratio(weight: Tensor, change: Tensor) -> Tensor:
+    """Weights [N], one per chunk, for each of its ratios [N], [N, H] or [N, P]."""
+    return weight.view(-1, *(1 for _ in change.shape[1:])).expand_as(change)
 
 
 def clipped_policy_loss(
@@ -53,10 +65,11 @@ def clipped_policy_loss(
 ) -> PolicyLoss:
     """The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7), as a loss.
 
-    All tensors have one shape, [N] or [N, H]; the mean is over entries where `mask` is true. The
-    ratio is clipped to 1 - clip .. 1 + clip_high ("clip-higher" of DAPO, arXiv:2503.14476, eq. 10;
-    `clip` where it is None). With `dual_clip` c > 1, the gain of a negative advantage is not less
-    than c times the advantage (Ye et al. 2020, arXiv:1912.09729, eq. 5).
+    All tensors have one shape, [N], [N, H] or [N, P]; the mean is over entries where `mask` is
+    true. The ratio is clipped to 1 - clip .. 1 + clip_high ("clip-higher" of DAPO,
+    arXiv:2503.14476, eq. 10; `clip` where it is None). With `dual_clip` c > 1, the gain of a
+    negative advantage is not less than c times the advantage (Ye et al. 2020, arXiv:1912.09729,
+    eq. 5).
     """
     high = clip if clip_high is None else clip_high
     count = mask.sum().clamp_min(1)

@@ -6,6 +6,8 @@ would give a ratio that is not 1 before the first update.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,16 @@ def to_bins(value: Tensor, num_bins: int) -> Tensor:
 def from_bins(bin_number: Tensor, num_bins: int) -> Tensor:
     """The middle of a bin, in [-1, 1]."""
     return (bin_number.float() + 0.5) / num_bins * 2.0 - 1.0
+
+
+def cosine_transform(length: int) -> Tensor:
+    """The orthonormal DCT-II as a matrix, float64 [length, length]: row k holds the k-th cosine.
+    Its transpose is its inverse."""
+    time = torch.arange(length, dtype=torch.float64) + 0.5
+    rows = torch.arange(length, dtype=torch.float64)[:, None]
+    matrix = torch.cos(torch.pi * rows * time / length) * math.sqrt(2.0 / length)
+    matrix[0] /= math.sqrt(2.0)
+    return matrix
 
 
 def token_log_probs(

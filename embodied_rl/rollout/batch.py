@@ -83,6 +83,8 @@ class Batch:
     """Each [N, ...], from the policy."""
     log_prob: Tensor
     """float32 [N, H] per control step, at the time of acting."""
+    token_log_prob: Tensor | None
+    """float32 [N, P] per action token, from policies that have tokens."""
     value: Tensor
     """float32 [N]: value of the observation."""
     next_value: Tensor

@@ -226,6 +226,9 @@ class Collector:
         preludes = sum(result.simulated - result.num_steps for result in self._results)
         ended = {result.episode.key: i for i, result in enumerate(self._results)}
 
+        found = [step.decision.token_log_prob for step in ordered]
+        by_token = [part for part in found if part is not None]
+
         def cat(parts: list[Tensor]) -> Tensor:
             return torch.cat([part.to(device) for part in parts])
 
@@ -237,6 +240,7 @@ class Collector:
                 for name in ordered[0].decision.trace
             },
             log_prob=cat([step.decision.log_prob for step in ordered]),
+            token_log_prob=cat(by_token) if by_token else None,
             value=cat([step.decision.value for step in ordered]),
             next_value=cat([step.next_value for step in ordered]),
             reward=cat([result.reward for result in results]),

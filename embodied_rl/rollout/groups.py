@@ -265,6 +265,8 @@ def _assemble(
 ) -> Batch:
     decisions = [row.decision for row in rows]
     rewards = [row.reward for row in rows if row.reward is not None]
+    found = [(decision.token_log_prob, i) for decision, i in decisions]
+    by_token = [part[i] for part, i in found if part is not None]
     return Batch(
         num_decisions=len(rows),
         observation=gather([row.observation for row in rows]),
@@ -273,6 +275,7 @@ def _assemble(
             for name in decisions[0][0].trace
         },
         log_prob=torch.stack([decision.log_prob[i] for decision, i in decisions]),
+        token_log_prob=torch.stack(by_token) if by_token else None,
         value=torch.stack([decision.value[i] for decision, i in decisions]),
         next_value=torch.tensor([row.next_value for row in rows], device=device),
         reward=torch.stack(rewards).to(device),

@@ -15,7 +15,7 @@ from embodied_rl.rollout.episodes import run_episodes
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
 from embodied_rl.run_config import RolloutConfig
 from line_world import LineConfig
-from policies.config import FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
+from policies.config import FastVLAConfig, FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
 
 OPTIMUM = 1.0
 """One step of up to 1 brings every start in [-1, 1] to the origin; success is within 0.25 of it.
@@ -23,6 +23,13 @@ Failing ends the task too: were it cut there, the value of places where no episo
 nothing has ever taught, would be the return of missing."""
 
 SMALL: dict[str, Any] = {"chunk": 1, "hidden_size": 32, "num_layers": 1, "value_hidden_size": 32}
+SPOKEN: dict[str, Any] = {
+    "num_prefix_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "max_instruction_bytes": 8,
+    **{name: size for name, size in SMALL.items() if name != "num_layers"},
+}
 POLICIES: dict[str, Any] = {
     "flow_sde": FlowMLPConfig(**SMALL),
     "flow_sde_all": FlowMLPConfig(stochastic_steps="all", **SMALL),
@@ -32,14 +39,8 @@ POLICIES: dict[str, Any] = {
     ),
     "fpo": FlowMLPConfig(exploration="fpo", **SMALL),
     "gaussian": GaussianMLPConfig(hidden_size=32, initial_std=0.3, normalise_state=False),
-    "tokens": TokenVLAConfig(
-        num_prefix_layers=1,
-        num_decoder_layers=1,
-        num_heads=2,
-        num_bins=5,
-        max_instruction_bytes=8,
-        **{name: size for name, size in SMALL.items() if name != "num_layers"},
-    ),
+    "tokens": TokenVLAConfig(num_bins=5, **SPOKEN),
+    "fast": FastVLAConfig(scale=2.0, vocabulary=5, **SPOKEN),
 }
 ALGORITHMS: dict[str, Any] = {
     "ppo": PPOConfig(
@@ -59,9 +60,16 @@ ALGORITHMS: dict[str, Any] = {
     "reinforce": REINFORCEConfig(learning_rate=2e-2, learning_rate_schedule="linear"),
 }
 ITERATIONS = {"ppo": 22, "grpo": 30, "reinforce": 80}
-CHANGES: dict[tuple[str, str], dict[str, float]] = {
+CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("gaussian", "reinforce"): {"learning_rate": 1e-2, "groups_per_iteration": 32},
     ("tokens", "reinforce"): {
+        "learning_rate": 5e-3,
+        "groups_per_iteration": 32,
+        "entropy_coefficient": 0.02,
+    },
+    ("tokens", "ppo"): {"ratio_level": "token"},
+    ("fast", "grpo"): {"ratio_level": "token"},
+    ("fast", "reinforce"): {
         "learning_rate": 5e-3,
         "groups_per_iteration": 32,
         "entropy_coefficient": 0.02,
@@ -81,9 +89,8 @@ def test_learns_the_line(policy_name: str, algorithm_name: str) -> None:
     changes = CHANGES.get((policy_name, algorithm_name), {})
     options = ALGORITHMS[algorithm_name].model_copy(update=changes)
     # A language model's iterations cost more, and PPO needs few of them.
-    iterations = (
-        8 if (policy_name, algorithm_name) == ("tokens", "ppo") else ITERATIONS[algorithm_name]
-    )
+    speaks = policy_name in ("tokens", "fast")
+    iterations = 8 if speaks and algorithm_name == "ppo" else ITERATIONS[algorithm_name]
     algorithm: Algorithm = options.build(policy, iterations, 0)
     planner = TrainingPlanner("line", 0, group_size=algorithm.group_size)
     generator = torch.Generator().manual_seed(0)

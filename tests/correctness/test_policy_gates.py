@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -16,7 +17,7 @@ from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.run_config import RolloutConfig
 from line_world import LineConfig
-from policies.config import FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
+from policies.config import FastVLAConfig, FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
 from policies.gaussian_mlp import GaussianMLP
 
 SMALL = GaussianMLPConfig(hidden_size=16, chunk=2)
@@ -26,6 +27,7 @@ POLICIES: dict[str, Any] = {
     "flow_noise": FlowMLPConfig(hidden_size=16, exploration="flow_noise", chunk=2),
     "fpo": FlowMLPConfig(hidden_size=16, exploration="fpo", chunk=2),
     "tokens": TokenVLAConfig(hidden_size=16, chunk=2, num_bins=8, max_instruction_bytes=8),
+    "fast": FastVLAConfig(hidden_size=16, chunk=2, vocabulary=32, max_instruction_bytes=8),
 }
 
 
@@ -116,9 +118,32 @@ def _hide(policy: Any) -> None:
     policy.shift = 0.5
 
 
+class Miscounted(GaussianMLP):
+    """Tokens that do not add up."""
+
+    def act(self, observation: Observation, generator: Any, mode: Any) -> Decision:
+        return replace(super().act(observation, generator, mode), token_log_prob=TWO.clone())
+
+    def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
+        count = len(observation)
+        step = torch.zeros(1, 1, dtype=torch.int64).expand(count, -1)
+        found = super().evaluate(observation, trace)
+        return replace(found, token_log_prob=TWO[:1].expand(count, -1), token_step=step)
+
+
+class HalfTold(GaussianMLP):
+    def act(self, observation: Observation, generator: Any, mode: Any) -> Decision:
+        return replace(super().act(observation, generator, mode), token_log_prob=TWO)
+
+
+TWO = torch.full((4, 1), 2.0)
+"""A token log-probability for each of four slots."""
+
 BROKEN: list[tuple[type[GaussianMLP], str, Literal["fail", "warn"], str]] = [
     (Wide, "shapes", "fail", "leave the contract's bounds"),
     (Forgetful, "ratio", "fail", "largest log-ratio"),
+    (Miscounted, "tokens", "fail", "added up by token_step, differs from log_prob"),
+    (HalfTold, "tokens", "fail", "go together"),
     (Crowded, "minibatches", "fail", "rows influence each other"),
     (Crowded, "rows", "fail", "decides otherwise in another batch"),
     (Careless, "seeds", "fail", "something draws without it"),

@@ -15,6 +15,8 @@ from embodied_rl.maths.losses import (
     kl_to_reference,
     log_ratio,
     masked_mean,
+    per_ratio,
+    token_mask,
     value_loss,
 )
 
@@ -47,6 +49,29 @@ def test_chunk_ratio_is_the_exact_joint_over_executed_steps() -> None:
     steps, same = log_ratio(new, old, mask, "step")
     assert steps.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]
     assert torch.equal(same, mask)
+
+
+def test_token_ratios_keep_the_tokens_of_executed_steps() -> None:
+    # Two tokens per step, and a padded one; of the first chunk only one step was executed.
+    token_step = torch.tensor([[0, 0, 1, 1, -1], [0, 0, 1, 1, 1]])
+    mask = token_mask(token_step, torch.tensor([1, 2]))
+    assert mask.tolist() == [[True, True, False, False, False], [True] * 5]
+    new = torch.tensor([[0.5, -0.25, INFINITY, 9.0, 9.0], [0.0, 0.1, 0.2, 0.3, 0.4]])
+    change, same = log_ratio(new, torch.zeros(2, 5), mask, "token")
+    assert change[0].tolist() == [0.5, -0.25, 0.0, 0.0, 0.0]
+    assert torch.equal(change[1], new[1]) and torch.equal(same, mask)
+
+
+def test_the_token_loss_is_a_mean_over_tokens_with_the_chunks_advantage() -> None:
+    change = logs(1.1, 1.0, 0.9, 1.5, 1.0, 1.0).view(2, 3)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    weight = per_ratio(torch.tensor([2.0, -1.0]), change)
+    assert weight.tolist() == [[2.0, 2.0, 2.0], [-1.0, -1.0, -1.0]]
+    found = clipped_policy_loss(change, weight, mask, 0.2)
+    # Gains 2.2 and 2; then -1.5 (not cut, since it is bad), -1 and -1: .7 over five tokens.
+    assert found.loss.item() == pytest.approx(-0.7 / 5)
+    chunks = per_ratio(torch.tensor([2.0, -1.0]), torch.zeros(2))
+    assert chunks.tolist() == [2.0, -1.0]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +110,15 @@ def test_neither_loss_nor_gradient_sees_masked_entries(poison: float) -> None:
     gradients, losses = [], []
     for new in (clean, dirty):
         mask = executed_mask(torch.tensor([1]), new.shape[1])
-        for level in ("chunk", "step"):
+        for level in ("chunk", "step", "token"):
             change, kept = log_ratio(new, torch.zeros_like(new), mask, level)
             loss = clipped_policy_loss(change, torch.ones_like(change), kept, 0.2).loss
             (gradient,) = torch.autograd.grad(loss, new)
             losses.append(loss.item())
             gradients.append(gradient)
-    assert losses == [-1.0] * 4
-    assert torch.equal(gradients[2], torch.tensor([[-1.0, 0.0]]))
-    assert torch.equal(gradients[3], torch.tensor([[-1.0, 0.0]]))
+    assert losses == [-1.0] * 6
+    for gradient in gradients[3:]:
+        assert torch.equal(gradient, torch.tensor([[-1.0, 0.0]]))
 
 
 def test_masked_advantage_that_is_nan_does_not_leak() -> None:

@@ -12,7 +12,13 @@ from torch import nn
 
 from embodied_rl.contracts import Camera, Contract, ContractMismatch, Observation, Policy
 from embodied_rl.training.policy_folder import DamagedPolicy, load_policy, save_policy
-from policies.config import FlowMLPConfig, FlowVLAConfig, GaussianMLPConfig, TokenVLAConfig
+from policies.config import (
+    FastVLAConfig,
+    FlowMLPConfig,
+    FlowVLAConfig,
+    GaussianMLPConfig,
+    TokenVLAConfig,
+)
 
 CONTRACT = Contract(
     state_dim=5,
@@ -51,6 +57,9 @@ CONFIGS: dict[str, Any] = {
         decoding="parallel",
         top_k=8,
         decoder="qwen2",
+    ),
+    "fast_vla": FastVLAConfig(
+        hidden_size=32, max_instruction_bytes=12, chunk=2, vocabulary=48, temperature=1.3, top_k=20
     ),
     "gaussian": GaussianMLPConfig(chunk=2, hidden_size=16),
 }

@@ -1,0 +1,200 @@
+"""A language model that speaks actions in FAST tokens: a chunk is as many tokens as it takes.
+
+A chunk is a sequence of FAST tokens (Pertsch et al. 2025, arXiv:2501.09747) and a last one that
+ends it. Every token shapes all H control steps, so the log-probability of a chunk cannot be divided
+among them: step 0 holds that of the whole sequence, exactly, and the other steps hold 0. A chunk
+counts whole even if an episode ends within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
+from embodied_rl.maths import tokens
+from embodied_rl.maths.randomness import uniform_numbers
+from policies.fast_tokens import FastTokenizer
+from policies.spoken_vla import SpokenVLA
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Randomness
+    from policies.config import FastVLAConfig
+
+_END = 0
+"""The word that ends a sequence; word i + 1 is FAST token i."""
+_PADDING = -1
+"""In a trace, what follows the end."""
+_MOST_WINDOWS = 4096
+"""Demonstrated chunks that a tokenizer is fitted to."""
+
+
+class FastVLA(SpokenVLA):
+    """An autoregressive vision-language-action policy; meets contracts.Policy. P is
+    `longest`, the words of the longest sequence that is spoken to its end."""
+
+    _config: FastVLAConfig
+
+    def __init__(
+        self,
+        config: FastVLAConfig,
+        contract: Contract,
+        architecture: dict[str, Any] | None = None,
+    ) -> None:
+        shape = config.chunk, contract.action_dim
+        if architecture is not None:
+            tokenizer = FastTokenizer.from_json(architecture["tokenizer"], shape)
+        elif config.processor is not None:
+            tokenizer = FastTokenizer.load(config.processor, shape)
+        else:
+            none = torch.zeros(0, *shape)
+            tokenizer = FastTokenizer.fit(none, config.scale, config.vocabulary, shape)
+        sizes = architecture["decoder"] if architecture is not None else None
+        super().__init__(config, contract, tokenizer.vocab_size + 1, 1, sizes)
+        self.tokenizer = tokenizer
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """What `FastVLAConfig.rebuild` needs: the decoder's sizes and the tokenizer."""
+        return {"decoder": self.decoder_sizes, "tokenizer": self.tokenizer.to_json()}
+
+    @property
+    def longest(self) -> int:
+        """P: the words of a sequence at most; one that is not over by then is cut."""
+        return self.tokenizer.longest + 1
+
+    def act(
+        self,
+        observation: Observation,
+        generator: Randomness,
+        mode: Literal["explore", "deterministic"],
+    ) -> Decision:
+        """Decide for B environments (contracts.Policy). Deterministic takes the likeliest words."""
+        with torch.no_grad():
+            prefix, mask, value = self._encode(observation)
+            uniform = None
+            if mode == "explore":
+                uniform = uniform_numbers((len(value), self.longest), generator, value.device)
+            words, scores = self._speak(prefix, mask, uniform)
+            actions, log_prob = self._to_actions(words), self._in_step_0(scores)
+            if mode == "deterministic":
+                return Decision(actions, torch.zeros_like(log_prob), value, {})
+            return Decision(actions, log_prob, value, {"words": words}, scores)
+
+    def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
+        """Score recorded words (contracts.Policy), all in one pass."""
+        prefix, mask, value = self._encode(observation)
+        words = trace["words"]
+        logits = self._logits(prefix, mask, words)
+        log_probs = self._distribution(logits)
+        scores = self._of_words(log_probs, words)
+        spoken = words[:, : log_probs.shape[1]] != _PADDING
+        entropy = tokens.entropy(log_probs) * spoken
+        return Evaluation(
+            log_prob=self._in_step_0(scores),
+            entropy=self._in_step_0(entropy),
+            value=value,
+            token_log_prob=scores,
+            token_step=torch.where(words == _PADDING, -1, 0),
+        )
+
+    def imitation_loss(
+        self,
+        observation: Observation,
+        actions: Tensor,
+        valid: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Mean cross-entropy of the words of demonstrated chunks (contracts.Policy). Where an
+        episode ended within a chunk, its last action is held."""
+        held = torch.arange(self.chunk, device=valid.device)
+        held = torch.minimum(held, (valid.sum(1, keepdim=True) - 1).clamp_min(0))
+        whole = actions.gather(1, held[..., None].expand_as(actions))
+        words = self._to_words(whole)
+        words = words.masked_fill(~valid.any(1, keepdim=True), _PADDING)
+        prefix, mask, _ = self._encode(observation)
+        log_probs = tokens.token_log_probs(self._logits(prefix, mask, words))
+        count = (words != _PADDING).sum().clamp_min(1)
+        return -self._of_words(log_probs, words).sum() / count
+
+    def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
+        """Percentiles, and a tokenizer unless one was given (contracts.Policy). It is fitted to
+        windows of H successive rows; that a few of them span two episodes does no harm."""
+        super().fit_normalisation(state, actions)
+        if self._config.processor is not None:
+            return
+        shape = self.chunk, self.contract.action_dim
+        windows = torch.zeros(0, *shape)
+        if len(actions) >= self.chunk:
+            stride = -(-len(actions) // _MOST_WINDOWS)
+            windows = self._to_units(actions).unfold(0, self.chunk, stride).transpose(1, 2)
+        options = self.tokenizer.to_json()["options"]
+        self.tokenizer = FastTokenizer.fit(windows, options["scale"], options["vocab_size"], shape)
+
+    def _speak(self, prefix: Tensor, mask: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Words and their log-probability [B, P]: drawn with the numbers [B, P], or the likeliest
+        if there are none."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        rows, device = len(prefix), prefix.device
+        words = torch.full((rows, self.longest), _PADDING, device=device)
+        scores = torch.zeros(rows, self.longest, device=device)
+        over = torch.zeros(rows, dtype=torch.bool, device=device)
+        inputs = torch.cat([prefix, self.query.expand(rows, -1, -1)], dim=1)
+        for i in range(self.longest):
+            log_probs = self._distribution(self._word_logits(inputs, mask, 1, cache)[:, 0])
+            word = (
+                log_probs.argmax(-1) if uniform is None else tokens.draw(log_probs, uniform[:, i])
+            )
+            chosen = log_probs.gather(-1, word[:, None])[:, 0]
+            words[:, i] = torch.where(over, _PADDING, word)
+            scores[:, i] = torch.where(over, torch.zeros_like(chosen), chosen)
+            over |= word == _END
+            if over.all():
+                break
+            inputs = self._embed(word[:, None])
+        return words, scores
+
+    def _logits(self, prefix: Tensor, mask: Tensor, words: Tensor) -> Tensor:
+        """Logits [B, L, words] of every word given those of `words` [B, P] before; L <= P is as far
+        as the longest row goes."""
+        length = max(1, int((words != _PADDING).sum(1).max()))
+        before = words[:, : length - 1].clamp_min(0)
+        inputs = torch.cat([prefix, self.query.expand(len(prefix), -1, -1)], dim=1)
+        inputs = torch.cat([inputs, self._embed(before)], dim=1)
+        return self._word_logits(inputs, mask, length, None)
+
+    def _word_logits(self, inputs: Tensor, mask: Tensor, count: int, cache: Any) -> Tensor:
+        # A fitted tokenizer may have fewer tokens than there is room for.
+        return self._run(inputs, mask, count, cache)[..., : self.tokenizer.size + 1]
+
+    def _of_words(self, log_probs: Tensor, words: Tensor) -> Tensor:
+        """Log-probability [B, P] of words [B, P], 0 for padding, from distributions of the first L
+        of them [B, L, words]."""
+        known = words[:, : log_probs.shape[1]]
+        chosen = log_probs.gather(-1, known.clamp_min(0)[..., None])[..., 0]
+        chosen = torch.where(known == _PADDING, torch.zeros_like(chosen), chosen)
+        return pad(chosen, (0, words.shape[1] - known.shape[1]))
+
+    def _in_step_0(self, values: Tensor) -> Tensor:
+        """The sum of values [B, L] as [B, H]: all in step 0, which every decision executes."""
+        return pad(values.sum(dim=1, keepdim=True), (0, self.chunk - 1))
+
+    def _to_words(self, actions: Tensor) -> Tensor:
+        """int64 [B, P]."""
+        found = self.tokenizer.encode(self._to_units(actions))
+        words = torch.full((len(found), self.longest), _PADDING)
+        for row, numbers in enumerate(found):
+            words[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.long) + 1
+            words[row, len(numbers)] = _END
+        return words.to(actions.device)
+
+    def _to_actions(self, words: Tensor) -> Tensor:
+        spoken = [[word - 1 for word in row if word > _END] for row in words.tolist()]
+        units = self.tokenizer.decode(spoken).to(words.device)
+        return self._from_units(units)
