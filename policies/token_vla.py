@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
+from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
-from policies.layers import Normaliser, fit_state, mlp, normalised_state, require_observation
+from policies.layers import Normaliser, fit_state, normalised_state, require_observation
 from policies.prefix import PrefixEncoder
+from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -67,8 +68,8 @@ class TokenVLA(nn.Module):
         count = self._num_tokens if config.decoding == "parallel" else 1
         self.query = nn.Parameter(0.02 * torch.randn(count, width))
         hidden = config.value_hidden_size
-        sizes = [config.hidden_size + contract.state_dim, hidden, hidden, 1]
-        self.value_network = mlp(sizes, nn.Tanh, gain=2**0.5, last_gain=1.0)
+        features = config.hidden_size + contract.state_dim
+        self.value_network = ValueHead(config, features, [hidden, hidden])
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -84,7 +85,8 @@ class TokenVLA(nn.Module):
     ) -> Decision:
         """Decide for B environments (contracts.Policy). Deterministic takes the likeliest."""
         with torch.no_grad():
-            prefix, mask, value = self._encode(observation)
+            prefix, mask, found = self._encode(observation)
+            value = found.value
             uniform = None
             if mode == "explore":
                 uniform = uniform_numbers((len(value), self._num_tokens), generator, value.device)
@@ -95,17 +97,22 @@ class TokenVLA(nn.Module):
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded tokens (contracts.Policy), all in one pass."""
-        prefix, mask, value = self._encode(observation)
+        prefix, mask, found = self._encode(observation)
         spoken = trace["tokens"].flatten(1)
         log_probs = self._distribution(self._logits(prefix, mask, spoken))
         chosen = log_probs.gather(-1, spoken[..., None])[..., 0]
-        return Evaluation(self._per_step(chosen), self._per_step(tokens.entropy(log_probs)), value)
+        entropy = self._per_step(tokens.entropy(log_probs))
+        return Evaluation(self._per_step(chosen), entropy, found.value, found.histogram)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
+        return self.estimate(observation).value
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Expected return, with the histogram that it is the mean of if there is one."""
         state = self._see(observation)
         seen, mask = self.encoder(observation, state)
-        return self._value(seen, mask, state)
+        return self._estimate(seen, mask, state)
 
     def imitation_loss(
         self,
@@ -144,18 +151,18 @@ class TokenVLA(nn.Module):
         require_observation(self.contract, observation)
         return normalised_state(self.state_normaliser, observation.state)
 
-    def _encode(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode(self, observation: Observation) -> tuple[Tensor, Tensor, Estimate]:
         """Prefix embeddings for the decoder [B, L, width], which are real [B, L], and the value."""
         state = self._see(observation)
         seen, mask = self.encoder(observation, state)
-        return self.bridge(seen), mask, self._value(seen, mask, state)
+        return self.bridge(seen), mask, self._estimate(seen, mask, state)
 
-    def _value(self, seen: Tensor, mask: Tensor, state: Tensor) -> Tensor:
+    def _estimate(self, seen: Tensor, mask: Tensor, state: Tensor) -> Estimate:
         # Without gradients into the encoder: the value must not bend what the policy sees.
         weight = mask[..., None].to(seen.dtype)
         pooled = (seen.detach() * weight).sum(1) / weight.sum(1)
-        value: Tensor = self.value_network(torch.cat([pooled, state], dim=-1))[:, 0]
-        return value
+        found: Estimate = self.value_network(torch.cat([pooled, state], dim=-1))
+        return found
 
     def _logits(self, prefix: Tensor, mask: Tensor, spoken: Tensor) -> Tensor:
         """Logits [B, H * A, num_bins] of every token given those of `spoken` [B, H * A] before."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.config import PPOConfig
+from embodied_rl.algorithms.critic import Critic, estimate
 from embodied_rl.algorithms.steps import (
     NonFinite,
     RatioError,
@@ -38,7 +39,6 @@ from embodied_rl.maths.losses import (
     kl_to_reference,
     log_ratio,
     masked_mean,
-    value_loss,
 )
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.collector import Collector
@@ -66,6 +66,7 @@ class PPO:
             eps=1e-5,
         )
         self.reference = Reference(policy) if config.kl_coefficient else None
+        self.critic = Critic()
 
     def collector(
         self,
@@ -136,7 +137,7 @@ class PPO:
         seen = self.policy.evaluate(batch.observation.select(rows), trace)
         steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
         change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, config.ratio_level)
-        gate = {}
+        gate = self.critic.curves(seen, target[rows])
         if first:
             gate["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
         weight = advantage[rows]
@@ -149,7 +150,7 @@ class PPO:
             change, weight, mask, config.clip, config.clip_high, config.dual_clip
         )
         entropy = masked_mean(seen.entropy, steps)
-        critic = value_loss(seen.value, target[rows], everything)
+        critic = self.critic.loss(seen, target[rows])
         loss = policy.loss - config.entropy_coefficient * entropy
         if self.reference:
             known = self.reference.log_prob(batch.observation.select(rows), trace)
@@ -169,10 +170,11 @@ class PPO:
         return {name: float(value.detach()) for name, value in values.items()} | gate
 
     def _critic_step(self, batch: Batch, target: Tensor, rows: Tensor) -> dict[str, float]:
-        value = self.policy.value(batch.observation.select(rows))
-        critic = value_loss(value, target[rows], torch.ones_like(value, dtype=torch.bool))
+        found = estimate(self.policy, batch.observation.select(rows))
+        critic = self.critic.loss(found, target[rows])
         norms = self._descend(self.config.value_coefficient * critic)
-        return {"value_loss": float(critic.detach()), "value_grad_norm": float(norms[1])}
+        values = {"value_loss": float(critic.detach()), "value_grad_norm": float(norms[1])}
+        return values | self.critic.curves(found, target[rows])
 
     def _descend(self, loss: Tensor) -> list[Tensor]:
         return descend(self.optimizer, loss, self.config.max_grad_norm, self.policy)
