@@ -69,6 +69,12 @@ class PPOConfig(ClipConfig):
     """Weight of the value loss."""
     critic_warmup_iterations: int = Field(3, ge=0)
     """First iterations that train the value head alone."""
+    value_normalisation: Literal["off", "popart"] = "off"
+    """Learn the returns as they are, or on a scale that follows each task's returns (PopArt,
+    arXiv:1809.04474), so that tasks with large returns do not drown out the others;
+    `normalise_advantages=task` does the same for the policy."""
+    popart_decay: float = Field(0.9, ge=0.0, lt=1.0)
+    """Share of PopArt's statistics that still counts an iteration later."""
     normalise_advantages: Literal["batch", "task", "minibatch", "off"] = "batch"
     """Give advantages zero mean and unit deviation over the whole batch, over each task's rows, so
     that no task is drowned out by another, or over each minibatch."""

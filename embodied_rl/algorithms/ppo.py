@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.config import PPOConfig
-from embodied_rl.algorithms.critic import Critic, estimate
+from embodied_rl.algorithms.critic import Critic, PopArt, estimate
 from embodied_rl.algorithms.steps import (
     NonFinite,
     RatioError,
@@ -66,7 +66,7 @@ class PPO:
             eps=1e-5,
         )
         self.reference = Reference(policy) if config.kl_coefficient else None
-        self.critic = Critic()
+        self.critic: Critic = Critic()
 
     def collector(
         self,
@@ -76,8 +76,17 @@ class PPO:
         halves: int,
     ) -> Collector:
         """Slots run on from update to update, `decisions_per_iteration` at a time."""
+        if self.config.value_normalisation == "popart" and not isinstance(self.critic, PopArt):
+            self.critic = self._popart(len(planner.tasks), generator.device)
         num_decisions = self.config.decisions_per_iteration
         return Collector(simulator, self.policy, planner, generator, halves, num_decisions)
+
+    def _popart(self, num_tasks: int, device: torch.device) -> PopArt:
+        """Scales of the planned tasks' returns, which learn with the value head."""
+        made = PopArt(num_tasks, self.config.popart_decay).to(device)
+        rate = self.config.value_learning_rate
+        self.optimizer.add_param_group({"params": list(made.parameters()), "lr": rate})
+        return made
 
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected decisions; returns the training curve's values.
@@ -88,6 +97,8 @@ class PPO:
         config = self.config
         self._set_learning_rates(iteration)
         advantage, target = self.advantages(batch)
+        before = self._returns(batch.value, batch)
+        self.critic.observe(target[batch.valid], batch.task[batch.valid])
         only_critic = iteration < config.critic_warmup_iterations
         history: list[dict[str, float]] = []
         for rows in minibatches(
@@ -104,7 +115,7 @@ class PPO:
         if after_update is not None:
             after_update(batch.observation, batch.valid)
         return means(history) | {
-            "explained_variance": explained_variance(batch.value[batch.valid], target[batch.valid]),
+            "explained_variance": explained_variance(before[batch.valid], target[batch.valid]),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "num_updates": float(len(history)),
         }
@@ -113,21 +124,29 @@ class PPO:
         """Advantage and value target of every row, each [N]."""
         config = self.config
         shape = (batch.num_decisions, -1)
+        value = self._returns(batch.value, batch)
+        following = self._returns(batch.next_value, batch)
+        following = torch.where(batch.bootstraps, following, 0.0)
         advantage = gae(
             reward=chunk_reward(batch.reward, batch.executed, config.discount).view(shape),
-            value=batch.value.view(shape),
-            next_value=batch.next_value.view(shape),
+            value=value.view(shape),
+            next_value=following.view(shape),
             discount=(config.discount**batch.executed).view(shape),
             done=batch.done.view(shape),
             valid=batch.valid.view(shape),
             trace_decay=config.gae_lambda,
         ).flatten()
-        target = advantage + batch.value
+        target = advantage + value
         if config.normalise_advantages == "batch":
             advantage = normalise(advantage, batch.valid)
         if config.normalise_advantages == "task":
             advantage = normalise_each(advantage, batch.valid, batch.task)
         return advantage, target
+
+    @torch.no_grad()
+    def _returns(self, value: Tensor, batch: Batch) -> Tensor:
+        """Expected returns [N] of the policy's values [N] of a batch's rows."""
+        return self.critic.returns(value, batch.task)
 
     def _step(
         self, batch: Batch, advantage: Tensor, target: Tensor, rows: Tensor, first: bool
@@ -150,7 +169,7 @@ class PPO:
             change, weight, mask, config.clip, config.clip_high, config.dual_clip
         )
         entropy = masked_mean(seen.entropy, steps)
-        critic = self.critic.loss(seen, target[rows])
+        critic = self.critic.loss(seen, target[rows], batch.task[rows])
         loss = policy.loss - config.entropy_coefficient * entropy
         if self.reference:
             known = self.reference.log_prob(batch.observation.select(rows), trace)
@@ -171,7 +190,7 @@ class PPO:
 
     def _critic_step(self, batch: Batch, target: Tensor, rows: Tensor) -> dict[str, float]:
         found = estimate(self.policy, batch.observation.select(rows))
-        critic = self.critic.loss(found, target[rows])
+        critic = self.critic.loss(found, target[rows], batch.task[rows])
         norms = self._descend(self.config.value_coefficient * critic)
         values = {"value_loss": float(critic.detach()), "value_grad_norm": float(norms[1])}
         return values | self.critic.curves(found, target[rows])
@@ -181,18 +200,22 @@ class PPO:
 
     def _set_learning_rates(self, iteration: int) -> None:
         factor = schedule(self.config.learning_rate_schedule, iteration / max(1, self.iterations))
-        rates = (self.config.learning_rate, self.config.value_learning_rate)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
+        policy, *values = self.optimizer.param_groups
+        policy["lr"] = self.config.learning_rate * factor
+        for group in values:
+            group["lr"] = self.config.value_learning_rate * factor
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state; weights are the policy's own, and the rest follows from the
-        iteration number."""
-        return self.optimizer.state_dict()
+        """The optimiser's state, and the scales of returns if there are any; weights are the
+        policy's own, and the rest follows from the iteration number."""
+        critic = self.critic.state_dict()
+        return self.optimizer.state_dict() | ({"critic": critic} if critic else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.optimizer.load_state_dict(state)
+        if isinstance(self.critic, PopArt):
+            self.critic.load_state_dict(state["critic"])
 
 
 def _recent_kl(history: list[dict[str, float]], window: int = 8) -> float:
