@@ -7,21 +7,26 @@ evaluate its own decisions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from embodied_rl.algorithms.actor import actor_loss, judge, losses_by_task
 from embodied_rl.algorithms.config import PPOConfig
 from embodied_rl.algorithms.critic import Critic, PopArt, estimate
+from embodied_rl.algorithms.stale import View, fresh, seen_again
 from embodied_rl.algorithms.steps import (
     NonFinite,
     RatioError,
     Reference,
     descend,
+    descend_without_conflicts,
+    epochs_of,
     mean,
     means,
-    minibatches,
+    order_of_conflicts,
     require_ratio_one,
     schedule,
 )
@@ -32,13 +37,7 @@ from embodied_rl.maths.advantages import (
     gae,
     normalise,
     normalise_each,
-)
-from embodied_rl.maths.losses import (
-    clipped_policy_loss,
-    executed_mask,
-    kl_to_reference,
-    log_ratio,
-    masked_mean,
+    vtrace,
 )
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.collector import Collector
@@ -97,46 +96,74 @@ class PPO:
         config = self.config
         self._set_learning_rates(iteration)
         advantage, target = self.advantages(batch)
-        before = self._returns(batch.value, batch)
+        explained = explained_variance(
+            self._returns(batch.value, batch)[batch.valid], target[batch.valid]
+        )
         self.critic.observe(target[batch.valid], batch.task[batch.valid])
+        self._conflicts = order_of_conflicts(self.seed, iteration)
         only_critic = iteration < config.critic_warmup_iterations
         history: list[dict[str, float]] = []
-        for rows in minibatches(
-            batch.valid, config.minibatch_size, config.epochs, self.seed, iteration
-        ):
+        epochs = epochs_of(batch.valid, config.minibatch_size, config.epochs, self.seed, iteration)
+        for epoch, parts in enumerate(epochs):
+            if epoch and config.advantages == "vtrace":
+                view = seen_again(self.policy, batch, config.minibatch_size)
+                advantage, target = self.advantages(batch, view)
             if only_critic:
-                history.append(self._critic_step(batch, target, rows))
-            else:
-                first = not history
-                history.append(self._step(batch, advantage, target, rows, first))
-                if config.max_kl and _recent_kl(history) > config.max_kl:
-                    break
+                history += [self._critic_step(batch, target, rows) for rows in parts]
+            elif self._epoch(batch, advantage, target, parts, history):
+                break
         after_update = getattr(self.policy, "after_update", None)
         if after_update is not None:
             after_update(batch.observation, batch.valid)
         return means(history) | {
-            "explained_variance": explained_variance(before[batch.valid], target[batch.valid]),
+            "explained_variance": explained,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "num_updates": float(len(history)),
         }
 
-    def advantages(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Advantage and value target of every row, each [N]."""
-        config = self.config
+    def _epoch(
+        self,
+        batch: Batch,
+        advantage: Tensor,
+        target: Tensor,
+        parts: Sequence[Tensor],
+        history: list[dict[str, float]],
+    ) -> bool:
+        """A step on each minibatch; true once the policy has moved too far."""
+        limit = self.config.max_kl
+        for rows in parts:
+            history.append(self._step(batch, advantage, target, rows, first=not history))
+            if limit and _recent_kl(history) > limit:
+                return True
+        return False
+
+    def advantages(self, batch: Batch, view: View | None = None) -> tuple[Tensor, Tensor]:
+        """Advantage and value target of every row, each [N], as the batch was collected or as the
+        policy sees it now."""
+        config, view = self.config, view or fresh(batch)
         shape = (batch.num_decisions, -1)
-        value = self._returns(batch.value, batch)
-        following = self._returns(batch.next_value, batch)
+        value = self._returns(view.value, batch)
+        following = self._returns(view.next_value, batch)
         following = torch.where(batch.bootstraps, following, 0.0)
-        advantage = gae(
-            reward=chunk_reward(batch.reward, batch.executed, config.discount).view(shape),
-            value=value.view(shape),
-            next_value=following.view(shape),
-            discount=(config.discount**batch.executed).view(shape),
-            done=batch.done.view(shape),
-            valid=batch.valid.view(shape),
-            trace_decay=config.gae_lambda,
-        ).flatten()
-        target = advantage + value
+        decisions = {
+            "reward": chunk_reward(batch.reward, batch.executed, config.discount).view(shape),
+            "value": value.view(shape),
+            "next_value": following.view(shape),
+            "discount": (config.discount**batch.executed).view(shape),
+            "done": batch.done.view(shape),
+            "valid": batch.valid.view(shape),
+        }
+        if config.advantages == "vtrace":
+            found, correction = vtrace(
+                **decisions,
+                trace_decay=config.gae_lambda,
+                ratio=view.ratio.view(shape),
+                rho_bar=config.vtrace_rho_bar,
+                c_bar=config.vtrace_c_bar,
+            )
+        else:
+            found = correction = gae(**decisions, trace_decay=config.gae_lambda)
+        advantage, target = found.flatten(), correction.flatten() + value
         if config.normalise_advantages == "batch":
             advantage = normalise(advantage, batch.valid)
         if config.normalise_advantages == "task":
@@ -152,41 +179,35 @@ class PPO:
         self, batch: Batch, advantage: Tensor, target: Tensor, rows: Tensor, first: bool
     ) -> dict[str, float]:
         config = self.config
-        trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
-        seen = self.policy.evaluate(batch.observation.select(rows), trace)
-        steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
-        change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, config.ratio_level)
-        gate = self.critic.curves(seen, target[rows])
-        if first:
-            gate["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
         weight = advantage[rows]
-        everything = torch.ones_like(weight, dtype=torch.bool)
         if config.normalise_advantages == "minibatch":
-            weight = normalise(weight, everything)
-        if config.ratio_level == "step":
-            weight = weight[:, None].expand_as(change)
-        policy = clipped_policy_loss(
-            change, weight, mask, config.clip, config.clip_high, config.dual_clip
-        )
-        entropy = masked_mean(seen.entropy, steps)
-        critic = self.critic.loss(seen, target[rows], batch.task[rows])
-        loss = policy.loss - config.entropy_coefficient * entropy
-        if self.reference:
-            known = self.reference.log_prob(batch.observation.select(rows), trace)
-            away = kl_to_reference(seen.log_prob, known, steps, config.kl_estimator)
-            loss = loss + config.kl_coefficient * away
-            gate["kl_to_reference"] = float(away.detach())
-        norms = self._descend(loss + config.value_coefficient * critic)
-        values = {
-            "policy_loss": policy.loss,
+            weight = normalise(weight, torch.ones_like(weight, dtype=torch.bool))
+        judged = judge(config, self.policy, self.reference, batch, rows, weight)
+        further = self.critic.curves(judged.seen, target[rows])
+        if first:
+            ratio = require_ratio_one(judged.change, config.ratio_tolerance)
+            further["first_log_ratio"] = ratio
+        actor = actor_loss(config, judged)
+        critic = self.critic.loss(judged.seen, target[rows], batch.task[rows])
+        value_part = config.value_coefficient * critic
+        if config.task_gradients == "pcgrad":
+            losses = losses_by_task(config, judged, batch.task[rows])
+            norms = descend_without_conflicts(
+                self.optimizer,
+                losses,
+                value_part,
+                config.max_grad_norm,
+                self.policy,
+                self._conflicts,
+            )
+        else:
+            norms = self._descend(actor.loss + value_part)
+        values = actor.curves | {
             "value_loss": critic,
-            "approx_kl": policy.approx_kl,
-            "clip_fraction": policy.clip_fraction,
-            "entropy": entropy,
             "grad_norm": norms[0],
             "value_grad_norm": norms[1],
         }
-        return {name: float(value.detach()) for name, value in values.items()} | gate
+        return {name: float(value.detach()) for name, value in values.items()} | further
 
     def _critic_step(self, batch: Batch, target: Tensor, rows: Tensor) -> dict[str, float]:
         found = estimate(self.policy, batch.observation.select(rows))
