@@ -48,6 +48,7 @@ class GRPO:
             policy.policy_parameters(), config.learning_rate, eps=1e-5
         )
         self.reference = Reference(policy) if config.kl_coefficient else None
+        self._conflicts = order_of_conflicts(seed, 0)
 
     def collector(
         self,

@@ -65,6 +65,7 @@ class PPO:
             eps=1e-5,
         )
         self.reference = Reference(policy) if config.kl_coefficient else None
+        self._conflicts = order_of_conflicts(seed, 0)
         self.critic: Critic = Critic()
 
     def collector(

@@ -62,12 +62,13 @@ def vtrace(
     c_bar: float,
 ) -> tuple[Tensor, Tensor]:
     """Advantages, and corrections v_s - V(x_s) of the values, for a policy that has moved on since
-    it decided (V-trace, Espeholt et al. 2018, arXiv:1802.01561, equation 1; with lambda as in its
-    remark 2). The corrected values are those of a policy between the two, which `rho_bar` chooses.
+    it decided (V-trace, Espeholt et al. 2018, arXiv:1802.01561, equation 1; with its remark on
+    lambda). The corrected values are those of a policy between the two, which `rho_bar` chooses.
 
     Beside `gae`'s tensors, `ratio` [T, B] is the present probability of each decision over the one
     that it was made with. The correction holds a decision's own ratio; the advantage does not, for
-    the surrogate loss multiplies by it. With ratios of 1 both are what `gae` gives.
+    the surrogate loss multiplies by it. With ratios of 1, and bounds that are not below, both are
+    what `gae` gives.
     """
     zero = torch.zeros_like(value)
     ratio = torch.where(valid, ratio, zero)

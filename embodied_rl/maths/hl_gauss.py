@@ -1,5 +1,5 @@
 """Values as histograms: regression by classification with Gaussian targets (HL-Gauss, Farebrother
-et al. 2024, arXiv:2403.03950, section 3.1, after Imani and White 2018)."""
+et al. 2024, arXiv:2403.03950, section 3, after Imani and White 2018)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bin_edges(low: float, high: float, num_bins: int) -> Tensor:
 
 def gauss_histogram(target: Tensor, edges: Tensor) -> Tensor:
     """Probabilities [N, n] of the bins between `edges` [n + 1] under a Gaussian around each target
-    [N], cut off at the outermost edges (equation 7).
+    [N], cut off at the outermost edges: differences of its distribution function.
 
     A target outside of the range counts as the nearest edge. Being cut off there moves the mean
     inwards by up to 0.6 bins, so the range should reach a little past the returns.

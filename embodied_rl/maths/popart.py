@@ -38,7 +38,7 @@ class Moments:
 
 def moved(known: Moments, value: Tensor, task: Tensor, decay: float) -> Moments:
     """The moments after values [N] of tasks [N]: a share `decay` of what was known, and the rest
-    from the values' means (Hessel et al., section 2.2). Tasks without a value keep theirs."""
+    from the values' means. Tasks without a value keep theirs."""
     zero = torch.zeros_like(known.weight)
     count = zero.index_add(0, task, torch.ones_like(value))
     seen, divisor = count > 0, count.clamp_min(1)
@@ -55,8 +55,8 @@ def moved(known: Moments, value: Tensor, task: Tensor, decay: float) -> Moments:
 
 
 def preserving(gain: Tensor, shift: Tensor, old: Moments, new: Moments) -> tuple[Tensor, Tensor]:
-    """Gain and shift [K] that give with the new moments what the old ones gave (Hessel et al.,
-    equation 6): mean + std * (gain * n + shift) stays the same for every n."""
+    """Gain and shift [K] with which the new moments give what the old ones gave: for every n,
+    mean + std * (gain * n + shift) stays the same ("preserving outputs" of Hessel et al.)."""
     return (
         gain * old.std / new.std,
         (old.std * shift + old.mean - new.mean) / new.std,

@@ -59,8 +59,9 @@ class TwoTasks:
         return self.algorithm.critic
 
 
-def test_learns_two_tasks_whose_returns_differ_a_thousandfold() -> None:
-    bench = TwoTasks(normalise_advantages="task")
+@pytest.mark.parametrize("task_gradients", ["sum", "pcgrad"])
+def test_learns_two_tasks_whose_returns_differ_a_thousandfold(task_gradients: str) -> None:
+    bench = TwoTasks(normalise_advantages="task", task_gradients=task_gradients)
     for iteration in range(22):
         values = bench.algorithm.update(bench.collect(), iteration)
     plan = evaluation_plan("small", 200)
