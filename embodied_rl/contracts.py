@@ -373,6 +373,26 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """Returns of B observations as probabilities of n equal bins; gradients flow."""
+
+    logits: Tensor
+    """float32 [B, n]."""
+    edges: Tensor
+    """float32 [n + 1]: where the bins begin and end."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a value head says of B observations; gradients flow."""
+
+    value: Tensor
+    """float32 [B]: expected discounted return."""
+    histogram: Histogram | None = None
+    """What `value` is the mean of, where the head learns by classification (HL-Gauss)."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """A recorded decision seen with the present weights; gradients flow."""
 
@@ -382,6 +402,8 @@ class Evaluation:
     """float32 [B, H]; zeros where the noise is not learned."""
     value: Tensor
     """float32 [B]."""
+    histogram: Histogram | None = None
+    """What `value` is the mean of, if the value is learned as a histogram."""
     token_log_prob: Tensor | None = None
     """float32 [B, P], as in `Decision`."""
     token_step: Tensor | None = None
@@ -390,7 +412,11 @@ class Evaluation:
 
 
 class Policy(Protocol):
-    """A neural network module that decides. `evaluate` before any update equals `act`."""
+    """A neural network module that decides. `evaluate` before any update equals `act`.
+
+    A policy whose value is a histogram also has `estimate`, which gives an `Estimate` where `value`
+    gives its value alone.
+    """
 
     @property
     def contract(self) -> Contract: ...

@@ -180,6 +180,7 @@ class RunConfig(Config):
             _preludes_need_single_scenes,
             _policy_has_the_ratio_level,
             _demonstrated_starts_need_demonstrations,
+            _normalised_values_are_numbers,
         ):
             rule(self)
         return self
@@ -245,4 +246,15 @@ def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:
             f"practice.demonstrated_share={share} needs demonstrations to begin in; set "
             f"demonstrations and imitation (with initial_policy also demonstrations.path), or "
             f"set it to 0"
+        )
+
+
+def _normalised_values_are_numbers(run: RunConfig) -> None:
+    normalisation: Any = getattr(run.algorithm, "value_normalisation", "off")
+    head: Any = getattr(run.policy, "value_head", "scalar")
+    if normalisation != "off" and head != "scalar":
+        raise ValueError(
+            f"algorithm.value_normalisation={normalisation} moves the scale of the returns, "
+            f"but the bins of policy.value_head={head} cover one fixed range; "
+            f"choose policy.value_head=scalar or algorithm.value_normalisation=off"
         )

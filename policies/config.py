@@ -15,6 +15,29 @@ if TYPE_CHECKING:
     from embodied_rl.contracts import Contract, Policy
 
 
+class ValueConfig(Config):
+    """How a policy's value head is built; shared by all policies."""
+
+    value_head: Literal["scalar", "hl_gauss"] = "scalar"
+    """The expected return as one number, learned by its squared error, or as the mean of a
+    histogram, learned by cross-entropy (HL-Gauss, arXiv:2403.03950)."""
+    value_range: tuple[float, float] = (-0.1, 1.1)
+    """Returns that the histogram covers; it should reach a little past the possible ones. The
+    default is for a single reward of 1."""
+    value_bins: int = Field(101, ge=2)
+    """Bins of the histogram."""
+
+    @model_validator(mode="after")
+    def _value_range_is_one(self) -> Self:
+        low, high = self.value_range
+        if not low < high:
+            raise ValueError(
+                f"value_range={list(self.value_range)} must be two rising numbers, such as "
+                f"[-0.1, 1.1]"
+            )
+        return self
+
+
 class FlowConfig(Config):
     """How a flow policy draws actions; shared by all flow policies."""
 
@@ -55,7 +78,7 @@ class FlowConfig(Config):
         return self
 
 
-class FlowMLPConfig(FlowConfig):
+class FlowMLPConfig(FlowConfig, ValueConfig):
     """A flow policy on the state alone: small, for tasks without cameras."""
 
     type: Literal["flow_mlp"] = "flow_mlp"
@@ -73,7 +96,7 @@ class FlowMLPConfig(FlowConfig):
         return policy
 
 
-class PrefixConfig(Config):
+class PrefixConfig(ValueConfig):
     """How a vision-language-action policy sees."""
 
     hidden_size: int = Field(128, ge=16)
@@ -172,7 +195,7 @@ class FastVLAConfig(SpokenConfig):
     """FAST tokens at most."""
 
 
-class GaussianMLPConfig(Config):
+class GaussianMLPConfig(ValueConfig):
     """The classic continuous-control policy: a Gaussian around a tanh network."""
 
     type: Literal["gaussian_mlp"] = "gaussian_mlp"

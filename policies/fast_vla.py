@@ -75,7 +75,8 @@ class FastVLA(SpokenVLA):
     ) -> Decision:
         """Decide for B environments (contracts.Policy). Deterministic takes the likeliest words."""
         with torch.no_grad():
-            prefix, mask, value = self._encode(observation)
+            prefix, mask, found = self._encode(observation)
+            value = found.value
             uniform = None
             if mode == "explore":
                 uniform = uniform_numbers((len(value), self.longest), generator, value.device)
@@ -87,7 +88,7 @@ class FastVLA(SpokenVLA):
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded words (contracts.Policy), all in one pass."""
-        prefix, mask, value = self._encode(observation)
+        prefix, mask, found = self._encode(observation)
         words = trace["words"]
         logits = self._logits(prefix, mask, words)
         log_probs = self._distribution(logits)
@@ -97,7 +98,8 @@ class FastVLA(SpokenVLA):
         return Evaluation(
             log_prob=self._in_step_0(scores),
             entropy=self._in_step_0(entropy),
-            value=value,
+            value=found.value,
+            histogram=found.histogram,
             token_log_prob=scores,
             token_step=torch.where(words == _PADDING, -1, 0),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract, Decision, Evaluation
+from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation
 from embodied_rl.maths import flow
 from embodied_rl.maths.randomness import standard_normal
 from policies.flow_fpo import FPO
@@ -148,7 +148,7 @@ class FlowHead(nn.Module):
         return trace["time" if "time" in trace else "step"].shape[1]
 
     def score[P](
-        self, velocity: Velocity[P], prefixes: P, value: Tensor, trace: Mapping[str, Tensor]
+        self, velocity: Velocity[P], prefixes: P, estimate: Estimate, trace: Mapping[str, Tensor]
     ) -> Evaluation:
         """Log-probability of recorded random steps with the present weights.
 
@@ -156,7 +156,9 @@ class FlowHead(nn.Module):
         """
         if self._fpo:
             log_prob = self._fpo.score(velocity, prefixes, trace)
-            return Evaluation(log_prob, torch.zeros_like(log_prob), value)
+            return Evaluation(
+                log_prob, torch.zeros_like(log_prob), estimate.value, estimate.histogram
+            )
         before, after, step = trace["before"], trace["after"], trace["step"]
         flat = before.flatten(0, 1)
         steps = step.flatten()
@@ -169,7 +171,7 @@ class FlowHead(nn.Module):
         log_prob = over_the_chain(flow.normal_log_prob(after.flatten(0, 1), mean, std))
         entropy = self.transition.entropy(std)
         spread = torch.zeros_like(log_prob) if entropy is None else over_the_chain(entropy)
-        return Evaluation(log_prob, spread, value)
+        return Evaluation(log_prob, spread, estimate.value, estimate.histogram)
 
     def _to_actions(self, x: Tensor) -> Tensor:
         """Chunks in the environment's convention. Cut to its bounds after the fact: the

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
+from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
 from policies.flow_head import FlowHead
 from policies.layers import (
     Normaliser,
@@ -18,6 +18,7 @@ from policies.layers import (
     normalised_state,
     require_observation,
 )
+from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -47,8 +48,7 @@ class FlowMLP(nn.Module):
         inputs = seen + chunk_size + _TIME_SIZE
         self.network = mlp([inputs, *hidden, chunk_size], nn.SiLU)
         # The value has its own network: learning it must not disturb what the policy knows.
-        value_hidden = [config.value_hidden_size] * 2
-        self.value_network = mlp([seen, *value_hidden, 1], nn.Tanh, gain=2**0.5, last_gain=1.0)
+        self.value_network = ValueHead(config, seen, [config.value_hidden_size] * 2)
 
     def act(
         self,
@@ -59,17 +59,23 @@ class FlowMLP(nn.Module):
         """Decide for B environments (contracts.Policy)."""
         with torch.no_grad():
             seen = self._see(observation)
-            return self.head.sample(self._velocity, seen, self._value(seen), generator, mode)
+            return self.head.sample(
+                self._velocity, seen, self._estimate(seen).value, generator, mode
+            )
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
         seen = self._see(observation)
         repeated = seen.repeat_interleave(self.head.num_scored(trace), dim=0)
-        return self.head.score(self._velocity, repeated, self._value(seen), trace)
+        return self.head.score(self._velocity, repeated, self._estimate(seen), trace)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
-        return self._value(self._see(observation))
+        return self.estimate(observation).value
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Expected return, with the histogram that it is the mean of if there is one."""
+        return self._estimate(self._see(observation))
 
     def imitation_loss(
         self,
@@ -102,10 +108,10 @@ class FlowMLP(nn.Module):
             return state
         return torch.cat([state, self.words(observation.instruction)], dim=-1)
 
-    def _value(self, seen: Tensor) -> Tensor:
+    def _estimate(self, seen: Tensor) -> Estimate:
         # Without gradients into the words: the value must not bend what the policy sees.
-        value: Tensor = self.value_network(seen.detach())[:, 0]
-        return value
+        found: Estimate = self.value_network(seen.detach())
+        return found
 
     def set_progress(self, share: float) -> None:
         """Anneal the exploration noise (FlowHead.set_progress)."""

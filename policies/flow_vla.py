@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
+from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
 from policies.flow_head import FlowHead
-from policies.layers import Normaliser, TimeEmbedding, mlp, normalised_state, require_observation
+from policies.layers import Normaliser, TimeEmbedding, normalised_state, require_observation
 from policies.prefix import PrefixEncoder, feed_forward, heads_of, join_heads
+from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -60,8 +61,8 @@ class FlowVLA(nn.Module):
         self.expert = ActionExpert(config, contract)
         # Read from the encoder, without gradients into it: the value must not bend what it sees.
         hidden = config.value_hidden_size
-        sizes = [config.hidden_size + contract.state_dim, hidden, hidden, 1]
-        self.value_network = mlp(sizes, nn.Tanh, gain=2**0.5, last_gain=1.0)
+        features = config.hidden_size + contract.state_dim
+        self.value_network = ValueHead(config, features, [hidden, hidden])
 
     def act(
         self,
@@ -71,20 +72,24 @@ class FlowVLA(nn.Module):
     ) -> Decision:
         """Decide for B environments (contracts.Policy)."""
         with torch.no_grad():
-            prefix, value = self._encode(observation)
-            return self.head.sample(self.expert, prefix, value, generator, mode)
+            prefix, found = self._encode(observation)
+            return self.head.sample(self.expert, prefix, found.value, generator, mode)
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
-        prefix, value = self._encode(observation)
+        prefix, found = self._encode(observation)
         num_scored = self.head.num_scored(trace)
-        return self.head.score(self.expert, prefix.repeat(num_scored), value, trace)
+        return self.head.score(self.expert, prefix.repeat(num_scored), found, trace)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
+        return self.estimate(observation).value
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Expected return, with the histogram that it is the mean of if there is one."""
         state = self._see(observation)
         tokens, mask = self.encoder(observation, state)
-        return self._value(tokens, mask, state)
+        return self._estimate(tokens, mask, state)
 
     def imitation_loss(
         self,
@@ -121,16 +126,16 @@ class FlowVLA(nn.Module):
         require_observation(self.contract, observation)
         return normalised_state(self.state_normaliser, observation.state)
 
-    def _encode(self, observation: Observation) -> tuple[Prefix, Tensor]:
+    def _encode(self, observation: Observation) -> tuple[Prefix, Estimate]:
         state = self._see(observation)
         tokens, mask = self.encoder(observation, state)
-        return self.expert.read(tokens, mask), self._value(tokens, mask, state)
+        return self.expert.read(tokens, mask), self._estimate(tokens, mask, state)
 
-    def _value(self, tokens: Tensor, mask: Tensor, state: Tensor) -> Tensor:
+    def _estimate(self, tokens: Tensor, mask: Tensor, state: Tensor) -> Estimate:
         weight = mask[..., None].to(tokens.dtype)
         pooled = (tokens.detach() * weight).sum(1) / weight.sum(1)
-        value: Tensor = self.value_network(torch.cat([pooled, state], dim=-1))[:, 0]
-        return value
+        found: Estimate = self.value_network(torch.cat([pooled, state], dim=-1))
+        return found
 
 
 class ActionExpert(nn.Module):

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
+from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
 from embodied_rl.maths.flow import normal_log_prob
 from embodied_rl.maths.randomness import standard_normal
 from embodied_rl.maths.statistics import merge_moments
 from policies.layers import Normaliser, fit_state, mlp, require_observation
+from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -52,7 +53,7 @@ class GaussianMLP(nn.Module):
         outputs = config.chunk * contract.action_dim
         root2 = 2**0.5
         self.mean_network = mlp([contract.state_dim, *hidden, outputs], nn.Tanh, root2, 0.01)
-        self.value_network = mlp([contract.state_dim, *hidden, 1], nn.Tanh, root2, 1.0)
+        self.value_network = ValueHead(config, contract.state_dim, hidden)
         start = math.log(config.initial_std)
         self.log_std = nn.Parameter(torch.full((contract.action_dim,), start))
 
@@ -65,7 +66,7 @@ class GaussianMLP(nn.Module):
         """Decide for B environments (contracts.Policy)."""
         with torch.no_grad():
             state = self._see(observation)
-            mean, value = self._mean(state), self.value_network(state)[:, 0]
+            mean, value = self._mean(state), self._estimate(state).value
             if mode == "deterministic":
                 log_prob = torch.zeros(mean.shape[:2], device=mean.device)
                 return Decision(self._to_actions(mean), log_prob, value, {})
@@ -80,13 +81,16 @@ class GaussianMLP(nn.Module):
         mean = self._mean(state)
         log_prob = normal_log_prob(trace["drawn"], mean, self.log_std.exp())
         entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        value = self.value_network(state)[:, 0]
-        return Evaluation(log_prob, entropy.expand_as(log_prob), value)
+        found = self._estimate(state)
+        return Evaluation(log_prob, entropy.expand_as(log_prob), found.value, found.histogram)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
-        value: Tensor = self.value_network(self._see(observation))[:, 0]
-        return value
+        return self.estimate(observation).value
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Expected return, with the histogram that it is the mean of if there is one."""
+        return self._estimate(self._see(observation))
 
     def imitation_loss(
         self,
@@ -144,6 +148,10 @@ class GaussianMLP(nn.Module):
         seen: Tensor = self.state_normaliser(observation.state.float())
         # Without running statistics a state keeps its unit, in which large values are ordinary.
         return seen.clamp(-_LARGEST_STATE, _LARGEST_STATE) if self._keeps_running else seen
+
+    def _estimate(self, state: Tensor) -> Estimate:
+        found: Estimate = self.value_network(state)
+        return found
 
     def _mean(self, state: Tensor) -> Tensor:
         mean: Tensor = self.mean_network(state).view(len(state), self.chunk, -1)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract, Observation
+from embodied_rl.contracts import Contract, Estimate, Observation
 from embodied_rl.maths import tokens
-from policies.layers import Normaliser, fit_state, mlp, normalised_state, require_observation
+from policies.layers import Normaliser, fit_state, normalised_state, require_observation
 from policies.prefix import PrefixEncoder
+from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
     from policies.config import SpokenConfig
@@ -65,8 +66,8 @@ class SpokenVLA(nn.Module):
         self.bridge = nn.Linear(config.hidden_size, width)
         self.query = nn.Parameter(0.02 * torch.randn(num_queries, width))
         hidden = config.value_hidden_size
-        layers = [config.hidden_size + contract.state_dim, hidden, hidden, 1]
-        self.value_network = mlp(layers, nn.Tanh, gain=2**0.5, last_gain=1.0)
+        features = config.hidden_size + contract.state_dim
+        self.value_network = ValueHead(config, features, [hidden, hidden])
 
     @property
     def decoder_sizes(self) -> dict[str, Any]:
@@ -76,9 +77,13 @@ class SpokenVLA(nn.Module):
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
+        return self.estimate(observation).value
+
+    def estimate(self, observation: Observation) -> Estimate:
+        """Expected return, with the histogram that it is the mean of if there is one."""
         state = self._see(observation)
         seen, mask = self.encoder(observation, state)
-        return self._value(seen, mask, state)
+        return self._estimate(seen, mask, state)
 
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Tokens span what lies between the 1st and 99th percentile of demonstrated actions
@@ -103,18 +108,18 @@ class SpokenVLA(nn.Module):
         require_observation(self.contract, observation)
         return normalised_state(self.state_normaliser, observation.state)
 
-    def _encode(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+    def _encode(self, observation: Observation) -> tuple[Tensor, Tensor, Estimate]:
         """Prefix embeddings for the decoder [B, L, width], which are real [B, L], and the value."""
         state = self._see(observation)
         seen, mask = self.encoder(observation, state)
-        return self.bridge(seen), mask, self._value(seen, mask, state)
+        return self.bridge(seen), mask, self._estimate(seen, mask, state)
 
-    def _value(self, seen: Tensor, mask: Tensor, state: Tensor) -> Tensor:
+    def _estimate(self, seen: Tensor, mask: Tensor, state: Tensor) -> Estimate:
         # Without gradients into the encoder: the value must not bend what the policy sees.
         weight = mask[..., None].to(seen.dtype)
         pooled = (seen.detach() * weight).sum(1) / weight.sum(1)
-        value: Tensor = self.value_network(torch.cat([pooled, state], dim=-1))[:, 0]
-        return value
+        found: Estimate = self.value_network(torch.cat([pooled, state], dim=-1))
+        return found
 
     def _run(self, inputs: Tensor, mask: Tensor, count: int, cache: Any) -> Tensor:
         """Action logits of the last `count` positions; what the cache holds comes before."""

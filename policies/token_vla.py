@@ -52,7 +52,8 @@ class TokenVLA(SpokenVLA):
     ) -> Decision:
         """Decide for B environments (contracts.Policy). Deterministic takes the likeliest."""
         with torch.no_grad():
-            prefix, mask, value = self._encode(observation)
+            prefix, mask, found = self._encode(observation)
+            value = found.value
             uniform = None
             if mode == "explore":
                 uniform = uniform_numbers((len(value), self._num_tokens), generator, value.device)
@@ -64,16 +65,17 @@ class TokenVLA(SpokenVLA):
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded tokens (contracts.Policy), all in one pass."""
-        prefix, mask, value = self._encode(observation)
+        prefix, mask, found = self._encode(observation)
         spoken = trace["tokens"].flatten(1)
         log_probs = self._distribution(self._logits(prefix, mask, spoken))
         chosen = log_probs.gather(-1, spoken[..., None])[..., 0]
         return Evaluation(
             log_prob=self._per_step(chosen),
             entropy=self._per_step(tokens.entropy(log_probs)),
-            value=value,
+            value=found.value,
             token_log_prob=chosen,
             token_step=self._step_of_token(len(chosen), chosen.device),
+            histogram=found.histogram,
         )
 
     def imitation_loss(

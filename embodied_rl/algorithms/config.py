@@ -50,6 +50,10 @@ class ClipConfig(UpdateConfig):
     ratio_level: Literal["chunk", "step", "token"] = "chunk"
     """One ratio per decision, one per executed control step, or one per action token of them (as
     SimpleVLA-RL, arXiv:2509.09674); the loss is a mean over ratios. Not every policy has all."""
+    task_gradients: Literal["sum", "pcgrad"] = "sum"
+    """Add up what the tasks of a minibatch ask of the policy, or first take from each task's
+    gradient what points against another's (PCGrad, arXiv:2001.06782). For several tasks; it takes a
+    backward pass for each."""
     max_kl: float | None = Field(0.05, gt=0.0)
     """Stop an iteration's epochs once the estimated KL divergence exceeds this; null: never."""
 
@@ -62,17 +66,46 @@ class PPOConfig(ClipConfig):
     """T: decisions per slot collected between updates."""
     discount: float = Field(0.99, ge=0.0, le=1.0)
     """Discount per control step; a decision that executed n steps is discounted n times."""
+    advantages: Literal["gae", "vtrace"] = "gae"
+    """Generalised advantage estimation, once per iteration; or V-trace (arXiv:1802.01561), which
+    looks at the collected decisions again before every further epoch and corrects for how the
+    policy and the value have changed since."""
     gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
-    """Trace decay of generalised advantage estimation, per decision."""
+    """Trace decay of both, per decision."""
+    vtrace_rho_bar: float = Field(1.0, gt=0.0)
+    """Bound of the ratio that weighs a decision's own error; 1 and more leave fresh decisions as
+    they are. The larger, the nearer the value learned is to that of the present policy."""
+    vtrace_c_bar: float = Field(1.0, gt=0.0)
+    """Bound of the ratios that pass later errors back: smaller is slower and has less variance."""
     value_learning_rate: float = Field(1e-3, gt=0.0)
     """Of the value head."""
     value_coefficient: float = Field(0.5, ge=0.0)
     """Weight of the value loss."""
     critic_warmup_iterations: int = Field(3, ge=0)
     """First iterations that train the value head alone."""
+    value_normalisation: Literal["off", "popart"] = "off"
+    """Learn the returns as they are, or on a scale that follows each task's returns (PopArt,
+    arXiv:1809.04474), so that tasks with large returns do not drown out the others;
+    `normalise_advantages=task` does the same for the policy."""
+    popart_decay: float = Field(0.9, ge=0.0, lt=1.0)
+    """Share of PopArt's statistics that still counts an iteration later."""
     normalise_advantages: Literal["batch", "task", "minibatch", "off"] = "batch"
     """Give advantages zero mean and unit deviation over the whole batch, over each task's rows, so
     that no task is drowned out by another, or over each minibatch."""
+
+    @model_validator(mode="after")
+    def _bounds_of_vtrace_fit(self) -> Self:
+        if self.vtrace_c_bar > self.vtrace_rho_bar:
+            raise ValueError(
+                f"vtrace_c_bar={self.vtrace_c_bar} must not be more than "
+                f"vtrace_rho_bar={self.vtrace_rho_bar}: V-trace converges for rho_bar >= c_bar"
+            )
+        if self.advantages == "vtrace" and self.epochs == 1:
+            raise ValueError(
+                "advantages=vtrace corrects the epochs after the first one, and epochs=1 has none; "
+                "choose advantages=gae or more epochs"
+            )
+        return self
 
     def build(self, policy: Policy, iterations: int, seed: int) -> Any:
         """The algorithm for a policy, over this many iterations."""

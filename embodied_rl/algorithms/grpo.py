@@ -13,28 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from embodied_rl.algorithms.actor import actor_loss, judge, losses_by_task
 from embodied_rl.algorithms.config import GRPOConfig
 from embodied_rl.algorithms.steps import (
     Reference,
     after_update,
     descend,
+    descend_without_conflicts,
     mean,
     means,
     minibatches,
-    ratios,
+    order_of_conflicts,
     require_ratio_level,
     require_ratio_one,
     schedule,
 )
 from embodied_rl.contracts import Policy
 from embodied_rl.maths.advantages import episode_weights, group_advantage
-from embodied_rl.maths.losses import (
-    clipped_policy_loss,
-    executed_mask,
-    kl_to_reference,
-    masked_mean,
-    per_ratio,
-)
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.groups import GroupCollector, Growth
 
@@ -56,6 +51,7 @@ class GRPO:
             policy.policy_parameters(), config.learning_rate, eps=1e-5
         )
         self.reference = Reference(policy) if config.kl_coefficient else None
+        self._conflicts = order_of_conflicts(seed, 0)
 
     def collector(
         self,
@@ -85,6 +81,7 @@ class GRPO:
         rate = config.learning_rate * schedule(config.learning_rate_schedule, done)
         self.optimizer.param_groups[0]["lr"] = rate
         advantage = self.advantages(batch)
+        self._conflicts = order_of_conflicts(self.seed, iteration)
         history: list[dict[str, float]] = []
         for rows in minibatches(
             batch.valid, config.minibatch_size, config.epochs, self.seed, iteration
@@ -111,38 +108,21 @@ class GRPO:
 
     def _step(self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool) -> dict[str, float]:
         config = self.config
-        trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
-        observation = batch.observation.select(rows)
-        seen = self.policy.evaluate(observation, trace)
-        steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
-        change, mask = ratios(seen, batch, rows, config.ratio_level)
-        values: dict[str, float] = {}
+        judged = judge(config, self.policy, self.reference, batch, rows, advantage[rows])
+        gate = {}
         if first:
-            values["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
-        weight = advantage[rows]
-        policy = clipped_policy_loss(
-            change,
-            per_ratio(weight, change),
-            mask,
-            config.clip,
-            config.clip_high,
-            config.dual_clip,
-        )
-        entropy = masked_mean(seen.entropy, steps)
-        loss = policy.loss - config.entropy_coefficient * entropy
-        if self.reference:
-            known = self.reference.log_prob(observation, trace)
-            away = kl_to_reference(seen.log_prob, known, steps, config.kl_estimator)
-            loss = loss + config.kl_coefficient * away
-            values["kl_to_reference"] = float(away.detach())
-        norms = descend(self.optimizer, loss, config.max_grad_norm, self.policy)
-        return values | {
-            "policy_loss": float(policy.loss.detach()),
-            "approx_kl": float(policy.approx_kl),
-            "clip_fraction": float(policy.clip_fraction),
-            "entropy": float(entropy.detach()),
-            "grad_norm": float(norms[0]),
-        }
+            gate["first_log_ratio"] = require_ratio_one(judged.change, config.ratio_tolerance)
+        actor = actor_loss(config, judged)
+        limit = config.max_grad_norm
+        if config.task_gradients == "pcgrad":
+            losses = losses_by_task(config, judged, batch.task[rows])
+            norms = descend_without_conflicts(
+                self.optimizer, losses, None, limit, self.policy, self._conflicts
+            )
+        else:
+            norms = descend(self.optimizer, actor.loss, limit, self.policy)
+        values = actor.curves | {"grad_norm": norms[0]}
+        return {name: float(value.detach()) for name, value in values.items()} | gate
 
     def state_dict(self) -> dict[str, Any]:
         """The optimiser's state."""

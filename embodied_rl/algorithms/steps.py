@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from embodied_rl.contracts import Evaluation, Observation, Policy
+from embodied_rl.maths.gradients import project_conflicts
 from embodied_rl.maths.losses import RatioLevel, executed_mask, log_ratio, token_mask
 from embodied_rl.ratio_levels import refusal
 from embodied_rl.rollout.batch import Batch
@@ -28,7 +29,15 @@ class NonFinite(RuntimeError):
 def minibatches(
     valid: Tensor, size: int, epochs: int, seed: int, iteration: int
 ) -> Iterator[Tensor]:
-    """Indices of valid rows [N] in a new random order every epoch, in parts of about `size`.
+    """Indices of valid rows [N] in a new random order every epoch, in parts of about `size`."""
+    for parts in epochs_of(valid, size, epochs, seed, iteration):
+        yield from parts
+
+
+def epochs_of(
+    valid: Tensor, size: int, epochs: int, seed: int, iteration: int
+) -> Iterator[Sequence[Tensor]]:
+    """The minibatches of one epoch after the other, as `minibatches` gives them.
 
     The order is a function of seed and iteration alone, so nothing random has to be saved.
     """
@@ -39,7 +48,7 @@ def minibatches(
     for _ in range(epochs):
         order = rows[torch.randperm(len(rows), generator=generator)]
         count = max(1, round(len(order) / size))
-        yield from order.to(valid.device).tensor_split(count)
+        yield order.to(valid.device).tensor_split(count)
 
 
 def descend(
@@ -50,10 +59,53 @@ def descend(
     Raises `NonFinite` naming the loss or the first parameter with a bad gradient.
     """
     optimizer.zero_grad(set_to_none=True)
-    if not torch.isfinite(loss):
-        raise NonFinite(f"the loss is {loss.item()}; lower the learning rate or raise max_kl")
+    _require_finite(loss)
     loss.backward()  # type: ignore[no-untyped-call]
     return step_with_gradients(optimizer, max_grad_norm, policy)
+
+
+def descend_without_conflicts(
+    optimizer: torch.optim.Optimizer,
+    losses: Sequence[Tensor],
+    rest: Tensor | None,
+    max_grad_norm: float,
+    policy: Policy,
+    generator: torch.Generator,
+) -> list[Tensor]:
+    """`descend` on the tasks' losses, with conflicts between their gradients of the policy's
+    parameters projected away (PCGrad), and on the rest of the loss."""
+    optimizer.zero_grad(set_to_none=True)
+    for loss in losses if rest is None else [*losses, rest]:
+        _require_finite(loss)
+    parameters = [p for p in policy.policy_parameters() if p.requires_grad]
+    gradients = torch.stack([_flat_gradient(loss, parameters) for loss in losses])
+    if rest is not None:
+        rest.backward()  # type: ignore[no-untyped-call]
+    joint = project_conflicts(gradients, generator)
+    parts = torch.split(joint, [parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        own = part.view_as(parameter)
+        parameter.grad = own if parameter.grad is None else parameter.grad + own
+    return step_with_gradients(optimizer, max_grad_norm, policy)
+
+
+def order_of_conflicts(seed: int, iteration: int) -> torch.Generator:
+    """What draws the order in which an iteration's conflicts are projected away: a function of
+    seed and iteration alone."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + iteration + 500_009)
+
+
+def _flat_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Gradient [P] with respect to all parameters in a row; the graph stays for the next loss."""
+    found = torch.autograd.grad(
+        loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def _require_finite(loss: Tensor) -> None:
+    if not torch.isfinite(loss):
+        raise NonFinite(f"the loss is {loss.item()}; lower the learning rate or raise max_kl")
 
 
 def step_with_gradients(

@@ -49,6 +49,41 @@ def gae(
     return advantage
 
 
+def vtrace(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    discount: Tensor,
+    done: Tensor,
+    valid: Tensor,
+    trace_decay: float,
+    ratio: Tensor,
+    rho_bar: float,
+    c_bar: float,
+) -> tuple[Tensor, Tensor]:
+    """Advantages, and corrections v_s - V(x_s) of the values, for a policy that has moved on since
+    it decided (V-trace, Espeholt et al. 2018, arXiv:1802.01561, equation 1; with its remark on
+    lambda). The corrected values are those of a policy between the two, which `rho_bar` chooses.
+
+    Beside `gae`'s tensors, `ratio` [T, B] is the present probability of each decision over the one
+    that it was made with. The correction holds a decision's own ratio; the advantage does not, for
+    the surrogate loss multiplies by it. With ratios of 1, and bounds that are not below, both are
+    what `gae` gives.
+    """
+    zero = torch.zeros_like(value)
+    ratio = torch.where(valid, ratio, zero)
+    delta = torch.where(valid, reward + discount * next_value - value, zero)
+    carry = torch.where(valid & ~done, discount * trace_decay, zero)
+    rho, c = ratio.clamp_max(rho_bar), ratio.clamp_max(c_bar)
+    advantage, correction = torch.empty_like(delta), torch.empty_like(delta)
+    following = torch.zeros_like(delta[0])
+    for t in range(delta.shape[0] - 1, -1, -1):
+        advantage[t] = delta[t] + carry[t] * following
+        following = rho[t] * delta[t] + carry[t] * c[t] * following
+        correction[t] = following
+    return advantage, correction
+
+
 def group_advantage(score: Tensor, group: Tensor, scale: Literal["std", "off"]) -> Tensor:
     """Score [E] of each episode against the mean of its group [E] (GRPO, arXiv:2402.03300, section
     4.1.2); with `std` also divided by the group's unbiased deviation, which Dr. GRPO

@@ -90,6 +90,8 @@ class Batch:
     next_value: Tensor
     """float32 [N]: value of what followed. At a time limit it is the value of the observation at
     which the episode was cut; after a termination it is 0."""
+    bootstraps: Tensor
+    """bool [N]: `next_value` is the policy's value of an observation, not a termination's 0."""
     reward: Tensor
     """float32 [N, H]; 0 where not executed."""
     executed: Tensor

@@ -28,6 +28,7 @@ class _Step:
     episodes: list[Episode]
     valid: Tensor
     next_value: Tensor
+    bootstraps: Tensor
     result: ChunkResult | None = None
 
 
@@ -155,6 +156,7 @@ class Collector:
             episodes=[self._running[slot].episode for slot in slots],
             valid=torch.ones(count, dtype=torch.bool),
             next_value=torch.zeros(count),
+            bootstraps=torch.zeros(count, dtype=torch.bool),
         )
 
     def _finish(self, half: int, t: int, steps: list[_Step]) -> None:
@@ -166,6 +168,7 @@ class Collector:
         cut = (result.truncated & ~result.lost).nonzero()[:, 0]
         if len(cut):
             step.next_value[cut.cpu()] = self._value(result.final_observation.select(cut))
+            step.bootstraps[cut.cpu()] = True
         for row, slot in enumerate(slots):
             self._running[slot].actions.append(step.decision.actions[row].cpu())
             if result.lost[row]:
@@ -210,6 +213,7 @@ class Collector:
         assert step.result is not None
         going_on = ~(step.result.done | step.result.lost).cpu()
         step.next_value = torch.where(going_on, following.cpu(), step.next_value)
+        step.bootstraps = step.bootstraps | going_on
 
     def _value(self, observation: Observation) -> Tensor:
         began = time.monotonic()
@@ -243,6 +247,7 @@ class Collector:
             token_log_prob=cat(by_token) if by_token else None,
             value=cat([step.decision.value for step in ordered]),
             next_value=cat([step.next_value for step in ordered]),
+            bootstraps=cat([step.bootstraps for step in ordered]),
             reward=cat([result.reward for result in results]),
             executed=cat([result.executed for result in results]),
             done=cat([result.done for result in results]),

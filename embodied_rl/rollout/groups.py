@@ -121,7 +121,8 @@ class _Row:
     reward: Tensor | None = None
     executed: int = 0
     done: bool = False
-    next_value: float = 0.0
+    next_value: float | None = None
+    """None after a termination."""
 
 
 @dataclass
@@ -177,7 +178,7 @@ class _Groups:
                 continue
             row = rows[-1]
             row.reward, row.executed = result.reward[i].cpu(), int(result.executed[i])
-            row.done, row.next_value = bool(result.done[i]), values.get(i, 0.0)
+            row.done, row.next_value = bool(result.done[i]), values.get(i)
 
     def ended(self, result: EpisodeResult) -> Sequence[Episode]:
         """Close a group when its last episode is over; a hard one grows, a dull one is replaced,
@@ -277,7 +278,8 @@ def _assemble(
         log_prob=torch.stack([decision.log_prob[i] for decision, i in decisions]),
         token_log_prob=torch.stack(by_token) if by_token else None,
         value=torch.stack([decision.value[i] for decision, i in decisions]),
-        next_value=torch.tensor([row.next_value for row in rows], device=device),
+        next_value=torch.tensor([row.next_value or 0.0 for row in rows], device=device),
+        bootstraps=torch.tensor([row.next_value is not None for row in rows], device=device),
         reward=torch.stack(rewards).to(device),
         executed=torch.tensor([row.executed for row in rows], device=device),
         done=torch.tensor([row.done for row in rows], device=device),

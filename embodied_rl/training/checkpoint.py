@@ -17,6 +17,7 @@ from torch import Tensor
 from embodied_rl.files import new_folder, write_json
 
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
+_OPTIMIZER = ("state", "param_groups")
 
 
 class CheckpointStore:
@@ -84,10 +85,12 @@ def _digest(state: dict[str, Any]) -> str:
 
 
 def optimizer_to_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split an optimiser's `state_dict` into named tensors and JSON."""
+    """Split an optimiser's `state_dict` into named tensors and JSON. Beside `state` and
+    `param_groups` it may hold further tensors by name, under the name of what they belong to."""
+    further = {name: entry for name, entry in state.items() if name not in _OPTIMIZER}
     tensors = {
         f"{index}/{name}": value
-        for index, entry in state["state"].items()
+        for index, entry in [*state["state"].items(), *further.items()]
         for name, value in entry.items()
         if isinstance(value, Tensor)
     }
@@ -103,14 +106,18 @@ def optimizer_from_state(tensors: dict[str, Tensor], data: dict[str, Any]) -> di
     state: dict[int, dict[str, Any]] = {
         int(index): dict(numbers) for index, numbers in data["numbers"].items()
     }
+    further: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
-        index, _, key = name.partition("/")
-        state[int(index)][key] = value
+        owner, _, key = name.partition("/")
+        if owner.isdecimal():
+            state[int(owner)][key] = value
+        else:
+            further.setdefault(owner, {})[key] = value
     groups = [
         {k: tuple(v) if k == "betas" else v for k, v in group.items()}
         for group in data["param_groups"]
     ]
-    return {"state": state, "param_groups": groups}
+    return {"state": state, "param_groups": groups, **further}
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -89,6 +89,21 @@ def test_critic_warm_up_leaves_the_policy_alone() -> None:
     assert not torch.equal(before[0], bench.policy.policy_parameters()[0])
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_histogram_is_learned_by_cross_entropy(warmup: int) -> None:
+    """It begins nearly flat, at log 101 = 4.6, which no squared error of these returns reaches."""
+    policy = FLOW.model_copy(update={"value_head": "hl_gauss"})
+    bench = Bench(policy, critic_warmup_iterations=warmup, epochs=1, value_learning_rate=1e-6)
+    values = bench.algorithm.update(bench.collect(), 0)
+    assert ("policy_loss" in values) == (warmup == 0)
+    assert values["value_loss"] == pytest.approx(4.615, abs=0.1)
+    assert values["outside_value_range"] == 0.0
+    narrow = policy.model_copy(update={"value_range": (0.9, 1.1)})
+    bench = Bench(narrow, critic_warmup_iterations=warmup)
+    values = bench.algorithm.update(bench.collect(), 0)
+    assert 0.1 < values["outside_value_range"] < 1.0
+
+
 def test_the_gate_stops_a_policy_that_forgot_its_probabilities() -> None:
     bench = Bench(FLOW)
     batch = bench.collect()

@@ -84,7 +84,7 @@ class Shared(GaussianMLP):
 
     def _mixed(self, observation: Observation) -> Tensor:
         state = self._see(observation)
-        own: Tensor = self.value_network(state)[:, 0]
+        own: Tensor = self.value_network(state).value
         return own + self._mean(state).mean(dim=(1, 2))
 
     def value(self, observation: Observation) -> Tensor:

@@ -17,6 +17,7 @@ from embodied_rl.maths.advantages import (
     leave_one_out_advantage,
     normalise,
     normalise_each,
+    vtrace,
 )
 
 NAN = float("nan")
@@ -123,6 +124,81 @@ def test_slots_do_not_mix_and_their_order_does_not_matter() -> None:
     permuted = {name: tensor[:, order] for name, tensor in fields.items()}
     again = gae(**permuted, done=done[:, order], valid=valid[:, order], trace_decay=0.9)
     assert torch.equal(again, whole[:, order])
+
+
+def test_vtrace_by_hand_over_three_decisions() -> None:
+    # The decisions of the first test: deltas 1, 0, -1, and discount times lambda .25. The ratios
+    # 2, .5, 4 count as 1.5, .5, 1.5 for the deltas and as 1, .5, 1 for what comes later.
+    # c2 = 1.5*(-1) = -1.5;  c1 = .5*0 + .25*.5*(-1.5) = -.1875;
+    # c0 = 1.5*1 + .25*1*(-.1875) = 1.453125.
+    # A2 = -1;  A1 = 0 + .25*(-1.5) = -.375;  A0 = 1 + .25*(-.1875) = .953125.
+    advantage, correction = vtrace(
+        reward=column(1, 1, 1),
+        value=column(2, 4, 6),
+        next_value=column(4, 6, 8),
+        discount=column(0.5, 0.5, 0.5),
+        done=flags(0, 0, 0),
+        valid=flags(1, 1, 1),
+        trace_decay=0.5,
+        ratio=column(2, 0.5, 4),
+        rho_bar=1.5,
+        c_bar=1.0,
+    )
+    assert advantage[:, 0].tolist() == [0.953125, -0.375, -1.0]
+    assert correction[:, 0].tolist() == [1.453125, -0.1875, -1.5]
+
+
+def test_vtrace_of_fresh_decisions_is_gae() -> None:
+    generator = torch.Generator().manual_seed(1)
+    fields: dict[str, Tensor] = {
+        name: torch.rand((9, 7), generator=generator)
+        for name in ("reward", "value", "next_value", "discount")
+    }
+    fields["done"] = torch.rand((9, 7), generator=generator) < 0.3
+    fields["valid"] = torch.rand((9, 7), generator=generator) < 0.8
+    wanted = gae(**fields, trace_decay=0.9)
+    for rho_bar, c_bar in ((1.0, 1.0), (3.0, 2.0)):
+        found = vtrace(
+            **fields, trace_decay=0.9, ratio=torch.ones(9, 7), rho_bar=rho_bar, c_bar=c_bar
+        )
+        assert torch.equal(found[0], wanted) and torch.equal(found[1], wanted)
+
+
+def test_vtrace_keeps_episodes_and_lost_rows_apart() -> None:
+    # Row 0 ends its episode (with value 10 at its cut): delta 0 + .5*10 - 1 = 4. Row 2 is lost.
+    advantage, correction = vtrace(
+        reward=column(0, 1, NAN, 1),
+        value=column(1, 0, NAN, 0),
+        next_value=column(10, 0, NAN, 0),
+        discount=column(0.5, 1, 1, 1),
+        done=flags(1, 0, 0, 0),
+        valid=flags(1, 1, 0, 1),
+        trace_decay=1.0,
+        ratio=column(0.5, 0.25, NAN, 0.5),
+        rho_bar=1.0,
+        c_bar=1.0,
+    )
+    assert advantage[:, 0].tolist() == [4.0, 1.0, 0.0, 1.0]
+    assert correction[:, 0].tolist() == [2.0, 0.25, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(("rho_bar", "value"), [(10.0, 0.8), (1.0, 5 / 7)])
+def test_vtrace_learns_the_value_of_a_policy_between_the_two(rho_bar: float, value: float) -> None:
+    """One decision between winning 1 and nothing, taken evenly; the present policy wins in 8 of 10.
+    With ratios cut at 1 the policy in between wins with weight 5 against 2."""
+    _, correction = vtrace(
+        reward=torch.tensor([[1.0, 0.0]]),
+        value=torch.full((1, 2), value),
+        next_value=torch.zeros(1, 2),
+        discount=torch.ones(1, 2),
+        done=torch.ones(1, 2, dtype=torch.bool),
+        valid=torch.ones(1, 2, dtype=torch.bool),
+        trace_decay=1.0,
+        ratio=torch.tensor([[1.6, 0.4]]),
+        rho_bar=rho_bar,
+        c_bar=1.0,
+    )
+    assert float(correction.mean()) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_normalise_ignores_padding() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract
+from embodied_rl.contracts import Contract, Estimate
 from embodied_rl.maths import flow
 from policies.config import FlowMLPConfig
 from policies.flow_head import FlowHead
@@ -94,7 +94,7 @@ def test_likelihood_gradient_equals_the_pathwise_one(options: dict[str, Any]) ->
     value = torch.zeros(ROWS)
     decision = head.sample(network, None, value, torch.Generator().manual_seed(1), "explore")
     gain = reward(decision.actions)
-    scored = head.score(network, None, value, decision.trace).log_prob[:, 0]
+    scored = head.score(network, None, Estimate(value), decision.trace).log_prob[:, 0]
     by_likelihood = flat_gradient((scored * (gain - gain.mean())).mean(), parameters)
 
     live = torch.zeros(ROWS, STEPS, dtype=torch.bool)

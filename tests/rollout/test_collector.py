@@ -48,7 +48,17 @@ def collector(simulator: Simulator, policy: Policy, num_decisions: int, seed: in
 
 
 def same(a: Batch, b: Batch) -> bool:
-    tensors = ["log_prob", "value", "next_value", "reward", "executed", "done", "valid", "group"]
+    tensors = [
+        "log_prob",
+        "value",
+        "next_value",
+        "bootstraps",
+        "reward",
+        "executed",
+        "done",
+        "valid",
+        "group",
+    ]
     return (
         all(torch.equal(getattr(a, name), getattr(b, name)) for name in tensors)
         and torch.equal(a.observation.state, b.observation.state)
@@ -70,6 +80,7 @@ def test_a_batch_is_consistent() -> None:
     assert won.any() and (following[won] == 0).all()  # a termination is not bootstrapped
     cut = rows & ~won
     assert cut.any() and (following[cut] != 0).all()  # a time limit is
+    assert torch.equal(batch.bootstraps.view(12, 4), ~won)
     assert (batch.executed >= 1).all() and (batch.executed <= 2).all()
     assert len(batch.results) == int(batch.done.sum())
     # The instruction is each environment's own.

@@ -64,6 +64,7 @@ def test_rows_are_whole_episodes_in_order() -> None:
         assert torch.equal(batch.next_value[rows[:-1]], batch.value[rows[1:]])
         won = batch.results[i].success_once
         assert (batch.next_value[rows[-1]] == 0) == won  # only a time limit is bootstrapped
+        assert batch.bootstraps[rows[:-1]].all() and batch.bootstraps[rows[-1]] == (not won)
 
 
 def test_groups_that_teach_nothing_are_replaced() -> None:

@@ -52,13 +52,18 @@ def _evaluations(config: RunConfig) -> list[tuple[str, int]]:
     return sorted((e["label"], e["step"]) for e in found)
 
 
-def test_three_and_three_iterations_equal_six(tmp_path: Path) -> None:
-    """Critic warm-up, optimiser, noise, plan and episodes in flight all continue."""
-    whole = pendulum(tmp_path, name="whole", iterations=6)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"algorithm.value_normalisation": "popart", "algorithm.advantages": "vtrace"}],
+    ids=["plain", "popart_vtrace"],
+)
+def test_three_and_three_iterations_equal_six(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Critic warm-up, optimiser, noise, scales, plan and episodes in flight all continue."""
+    whole = pendulum(tmp_path, name="whole", iterations=6, **options)
     result = train(whole)
-    first = pendulum(tmp_path, name="parts", iterations=3)
+    first = pendulum(tmp_path, name="parts", iterations=3, **options)
     train(first)
-    rest = pendulum(tmp_path, name="parts", iterations=6)
+    rest = pendulum(tmp_path, name="parts", iterations=6, **options)
     extended = train(rest, resume=True)
     a, b = weights(whole), weights(rest)
     assert all(torch.equal(a[name], b[name]) for name in a)
