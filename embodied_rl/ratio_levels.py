@@ -11,10 +11,18 @@ USUAL_LEVELS = ("chunk", "step")
 """Of policies that do not say."""
 
 
-def refusal(policy: Any, level: str) -> str | None:
-    """Why a policy, or the options of one, cannot have `algorithm.ratio_level`; None if it can."""
+def refusal(policy: Any, level: str, length_rule: str = "decision") -> str | None:
+    """Why a policy, or the options of one, cannot have `algorithm.ratio_level`, or not together
+    with this `algorithm.length_normalisation`; None if it can."""
     allowed: tuple[str, ...] = getattr(policy, "ratio_levels", USUAL_LEVELS)
     if level in allowed:
+        # Lengths are counted in control steps, which must then have equally many tokens.
+        if level == "token" and "step" not in allowed and length_rule != "decision":
+            return (
+                f"algorithm.length_normalisation={length_rule} with ratio_level=token needs a "
+                f"policy whose control steps all have equally many tokens; take "
+                f"length_normalisation=decision or ratio_level=chunk"
+            )
         return None
     reason = (
         "it has no action tokens"

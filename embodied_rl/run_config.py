@@ -231,7 +231,9 @@ def starts_within_episodes(run: RunConfig) -> list[str]:
 
 
 def _policy_has_the_ratio_level(run: RunConfig) -> None:
-    problem = refusal(run.policy, getattr(run.algorithm, "ratio_level", "chunk"))
+    level = getattr(run.algorithm, "ratio_level", "chunk")
+    rule = getattr(run.algorithm, "length_normalisation", "decision")
+    problem = refusal(run.policy, level, rule)
     if problem:
         raise ValueError(problem)
 

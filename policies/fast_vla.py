@@ -19,7 +19,7 @@ from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
 from policies.fast_tokens import FastTokenizer
-from policies.spoken_vla import SpokenVLA
+from policies.spoken_vla import Chosen, SpokenVLA, together
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -80,18 +80,20 @@ class FastVLA(SpokenVLA):
             uniform = None
             if mode == "explore":
                 uniform = uniform_numbers((len(value), self.longest), generator, value.device)
-            words, scores = self._speak(prefix, mask, uniform)
+            words, scores, kept = self._speak(prefix, mask, uniform)
             actions, log_prob = self._to_actions(words), self._in_step_0(scores)
             if mode == "deterministic":
                 return Decision(actions, torch.zeros_like(log_prob), value, {})
-            return Decision(actions, log_prob, value, {"words": words}, scores)
+            trace = {"words": words} | ({} if kept is None else {"kept": kept})
+            return Decision(actions, log_prob, value, trace, scores)
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded words (contracts.Policy), all in one pass."""
         prefix, mask, found = self._encode(observation)
         words = trace["words"]
         logits = self._logits(prefix, mask, words)
-        log_probs = self._distribution(logits)
+        kept = trace.get("kept")
+        log_probs = self._distribution(logits, None if kept is None else kept[:, : logits.shape[1]])
         scores = self._of_words(log_probs, words)
         spoken = words[:, : log_probs.shape[1]] != _PADDING
         entropy = tokens.entropy(log_probs) * spoken
@@ -137,30 +139,36 @@ class FastVLA(SpokenVLA):
         options = self.tokenizer.to_json()["options"]
         self.tokenizer = FastTokenizer.fit(windows, options["scale"], options["vocab_size"], shape)
 
-    def _speak(self, prefix: Tensor, mask: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Words and their log-probability [B, P]: drawn with the numbers [B, P], or the likeliest
-        if there are none."""
+    def _speak(self, prefix: Tensor, mask: Tensor, uniform: Tensor | None) -> Chosen:
+        """Words [B, P]: drawn with the numbers [B, P], or the likeliest if there are none."""
         from transformers import DynamicCache
 
         cache = DynamicCache()
         rows, device = len(prefix), prefix.device
-        words = torch.full((rows, self.longest), _PADDING, device=device)
-        scores = torch.zeros(rows, self.longest, device=device)
         over = torch.zeros(rows, dtype=torch.bool, device=device)
         inputs = torch.cat([prefix, self.query.expand(rows, -1, -1)], dim=1)
+        found: list[Chosen] = []
         for i in range(self.longest):
-            log_probs = self._distribution(self._word_logits(inputs, mask, 1, cache)[:, 0])
-            word = (
-                log_probs.argmax(-1) if uniform is None else tokens.draw(log_probs, uniform[:, i])
+            logits = self._word_logits(inputs, mask, 1, cache)[:, 0]
+            word, score, kept = self._choose(logits, None if uniform is None else uniform[:, i])
+            found.append(
+                Chosen(
+                    torch.where(over, _PADDING, word),
+                    torch.where(over, torch.zeros_like(score), score),
+                    kept,
+                )
             )
-            chosen = log_probs.gather(-1, word[:, None])[:, 0]
-            words[:, i] = torch.where(over, _PADDING, word)
-            scores[:, i] = torch.where(over, torch.zeros_like(chosen), chosen)
             over |= word == _END
             if over.all():
                 break
             inputs = self._embed(word[:, None])
-        return words, scores
+        words, scores, allowed = together(found)
+        room = self.longest - len(found)
+        return Chosen(
+            pad(words, (0, room), value=_PADDING),
+            pad(scores, (0, room)),
+            None if allowed is None else pad(allowed, (0, 0, 0, room), value=True),
+        )
 
     def _logits(self, prefix: Tensor, mask: Tensor, words: Tensor) -> Tensor:
         """Logits [B, L, words] of every word given those of `words` [B, P] before; L <= P is as far

@@ -7,7 +7,8 @@ last ids of its vocabulary are the action tokens (OpenVLA, arXiv:2406.09246).
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
 
 _QUANTILES = 0.01, 0.99
 _SMALLEST_SPAN = 1e-6
+
+
+class Chosen(NamedTuple):
+    """Action tokens with their log-probability, and which ones there were to choose from."""
+
+    token: Tensor
+    """int64 [...]."""
+    score: Tensor
+    """float32 [...]."""
+    kept: Tensor | None
+    """bool [..., V]; None if every token was."""
+
+
+def together(parts: Sequence[Chosen]) -> Chosen:
+    """Tokens [B] that were chosen one after the other, as [B, P]."""
+    kept = [part.kept for part in parts if part.kept is not None]
+    return Chosen(
+        torch.stack([part.token for part in parts], 1),
+        torch.stack([part.score for part in parts], 1),
+        torch.stack(kept, 1) if kept else None,
+    )
 
 
 class SpokenVLA(nn.Module):
@@ -139,9 +161,18 @@ class SpokenVLA(nn.Module):
         logits: Tensor = output.logits[..., self._first_action_id :]
         return logits
 
-    def _distribution(self, logits: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor, uniform: Tensor | None) -> Chosen:
+        """Tokens [...] of logits [..., V]: drawn with the numbers [...], or the likeliest if there
+        are none."""
         config = self._config
-        return tokens.token_log_probs(logits, config.temperature, config.top_k, config.top_p)
+        kept = tokens.likeliest(logits, config.temperature, config.top_k, config.top_p)
+        log_probs = tokens.token_log_probs(logits, config.temperature, kept)
+        token = log_probs.argmax(-1) if uniform is None else tokens.draw(log_probs, uniform)
+        return Chosen(token, log_probs.gather(-1, token[..., None])[..., 0], kept)
+
+    def _distribution(self, logits: Tensor, kept: Tensor | None) -> Tensor:
+        """Log-probabilities [..., V] among the tokens that were kept when one was drawn."""
+        return tokens.token_log_probs(logits, self._config.temperature, kept)
 
     def _embed(self, spoken: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.get_input_embeddings()(spoken + self._first_action_id)

@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
-from policies.spoken_vla import SpokenVLA
+from policies.spoken_vla import Chosen, SpokenVLA, together
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
@@ -57,17 +57,19 @@ class TokenVLA(SpokenVLA):
             uniform = None
             if mode == "explore":
                 uniform = uniform_numbers((len(value), self._num_tokens), generator, value.device)
-            drawn, scores = self._speak(prefix, mask, uniform)
+            chosen = self._speak(prefix, mask, uniform)
+            drawn, scores = self._grid(chosen.token), chosen.score
             actions, log_prob = self._to_actions(drawn), self._per_step(scores)
             if mode == "deterministic":
                 return Decision(actions, torch.zeros_like(log_prob), value, {})
-            return Decision(actions, log_prob, value, {"tokens": drawn}, scores)
+            trace = {"tokens": drawn} | ({} if chosen.kept is None else {"kept": chosen.kept})
+            return Decision(actions, log_prob, value, trace, scores)
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded tokens (contracts.Policy), all in one pass."""
         prefix, mask, found = self._encode(observation)
         spoken = trace["tokens"].flatten(1)
-        log_probs = self._distribution(self._logits(prefix, mask, spoken))
+        log_probs = self._distribution(self._logits(prefix, mask, spoken), trace.get("kept"))
         chosen = log_probs.gather(-1, spoken[..., None])[..., 0]
         return Evaluation(
             log_prob=self._per_step(chosen),
@@ -101,29 +103,21 @@ class TokenVLA(SpokenVLA):
         inputs = torch.cat([prefix, asked], dim=1)
         return self._run(inputs, mask, asked.shape[1], None)
 
-    def _speak(self, prefix: Tensor, mask: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens [B, H, A] and their log-probability [B, H * A]: drawn with the numbers [B, H * A],
-        or the likeliest if there are none."""
+    def _speak(self, prefix: Tensor, mask: Tensor, uniform: Tensor | None) -> Chosen:
+        """Tokens [B, H * A]: drawn with the numbers [B, H * A], or the likeliest if there are
+        none."""
         if self._config.decoding == "parallel":
-            log_probs = self._distribution(self._logits(prefix, mask, prefix.new_zeros(0)))
-            drawn = log_probs.argmax(-1) if uniform is None else tokens.draw(log_probs, uniform)
-            chosen = log_probs.gather(-1, drawn[..., None])[..., 0]
-            return self._grid(drawn), chosen
+            return self._choose(self._logits(prefix, mask, prefix.new_zeros(0)), uniform)
         from transformers import DynamicCache
 
         cache = DynamicCache()
         inputs = torch.cat([prefix, self.query.expand(len(prefix), -1, -1)], dim=1)
-        found, scores = [], []
+        found: list[Chosen] = []
         for i in range(self._num_tokens):
-            log_probs = self._distribution(self._run(inputs, mask, 1, cache)[:, 0])
-            if uniform is None:
-                token = log_probs.argmax(-1)
-            else:
-                token = tokens.draw(log_probs, uniform[:, i])
-            found.append(token)
-            scores.append(log_probs.gather(-1, token[:, None])[:, 0])
-            inputs = self._embed(token[:, None])
-        return self._grid(torch.stack(found, 1)), torch.stack(scores, 1)
+            logits = self._run(inputs, mask, 1, cache)[:, 0]
+            found.append(self._choose(logits, None if uniform is None else uniform[:, i]))
+            inputs = self._embed(found[-1].token[:, None])
+        return together(found)
 
     def _grid(self, spoken: Tensor) -> Tensor:
         return spoken.view(len(spoken), self.chunk, -1)

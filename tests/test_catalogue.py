@@ -85,10 +85,10 @@ OUTSIDER = """
     class SlowConfig(PPOConfig):
         type: Literal["slow"] = "slow"
 
-        def build(self, policy, iterations, seed):
+        def build(self, policy, seed):
             from embodied_rl.algorithms.ppo import PPO
             print("slow was built")
-            return PPO(self, policy, iterations, seed)
+            return PPO(self, policy, seed)
 """
 NAMED = ["simulator=rope", "policy=dot", "algorithm=slow"]
 

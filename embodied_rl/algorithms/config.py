@@ -107,9 +107,9 @@ class PPOConfig(ClipConfig):
             )
         return self
 
-    def build(self, policy: Policy, iterations: int, seed: int) -> Any:
-        """The algorithm for a policy, over this many iterations."""
-        return catalogue.load("embodied_rl.algorithms.ppo:PPO")(self, policy, iterations, seed)
+    def build(self, policy: Policy, seed: int) -> Any:
+        """The algorithm for a policy."""
+        return catalogue.load("embodied_rl.algorithms.ppo:PPO")(self, policy, seed)
 
 
 class GRPOConfig(ClipConfig):
@@ -138,9 +138,9 @@ class GRPOConfig(ClipConfig):
     """What weighs the same: every decision (DAPO), every episode (GRPO), or every decision over
     the longest possible episode (Dr. GRPO)."""
 
-    def build(self, policy: Policy, iterations: int, seed: int) -> Any:
-        """The algorithm for a policy, over this many iterations."""
-        return catalogue.load("embodied_rl.algorithms.grpo:GRPO")(self, policy, iterations, seed)
+    def build(self, policy: Policy, seed: int) -> Any:
+        """The algorithm for a policy."""
+        return catalogue.load("embodied_rl.algorithms.grpo:GRPO")(self, policy, seed)
 
 
 class REINFORCEConfig(UpdateConfig):
@@ -181,7 +181,7 @@ class REINFORCEConfig(UpdateConfig):
             )
         return self
 
-    def build(self, policy: Policy, iterations: int, seed: int) -> Any:
-        """The algorithm for a policy, over this many iterations."""
+    def build(self, policy: Policy, seed: int) -> Any:
+        """The algorithm for a policy."""
         make = catalogue.load("embodied_rl.algorithms.reinforce:REINFORCE")
-        return make(self, policy, iterations, seed)
+        return make(self, policy, seed)

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 class GRPO:
     """Turns groups of episodes into better policies; the loop around it collects them."""
 
-    def __init__(self, config: GRPOConfig, policy: Policy, iterations: int, seed: int) -> None:
-        require_ratio_level(policy, config.ratio_level)
+    def __init__(self, config: GRPOConfig, policy: Policy, seed: int) -> None:
+        require_ratio_level(policy, config.ratio_level, config.length_normalisation)
         self.config, self.policy = config, policy
-        self.iterations, self.seed = iterations, seed
+        self.seed, self.progress = seed, 0.0
         self.group_size = config.group_size
         self.longest = 1
         self.optimizer = torch.optim.Adam(
@@ -71,14 +71,19 @@ class GRPO:
         growth = Growth(options.extra_groups, options.hard_success, options.branches)
         return GroupCollector(simulator, self.policy, planner, device, halves, wanted, most, growth)
 
+    def set_progress(self, share: float) -> None:
+        """How much of the run [0, 1] is done, for schedules."""
+        self.progress = share
+        if self.reference:
+            self.reference.set_progress(share)
+
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected groups; returns the training curve's values.
 
         Raises `RatioError` and `NonFinite` as PPO does.
         """
         config = self.config
-        done = iteration / max(1, self.iterations)
-        rate = config.learning_rate * schedule(config.learning_rate_schedule, done)
+        rate = config.learning_rate * schedule(config.learning_rate_schedule, self.progress)
         self.optimizer.param_groups[0]["lr"] = rate
         advantage = self.advantages(batch)
         self._conflicts = order_of_conflicts(self.seed, iteration)

@@ -54,12 +54,11 @@ class PPO:
 
     group_size = 1
 
-    def __init__(self, config: PPOConfig, policy: Policy, iterations: int, seed: int) -> None:
+    def __init__(self, config: PPOConfig, policy: Policy, seed: int) -> None:
         require_ratio_level(policy, config.ratio_level)
         self.config = config
         self.policy = policy
-        self.iterations = iterations
-        self.seed = seed
+        self.seed, self.progress = seed, 0.0
         self.optimizer = torch.optim.Adam(
             [
                 {"params": policy.policy_parameters(), "lr": config.learning_rate},
@@ -91,6 +90,12 @@ class PPO:
         self.optimizer.add_param_group({"params": list(made.parameters()), "lr": rate})
         return made
 
+    def set_progress(self, share: float) -> None:
+        """How much of the run [0, 1] is done, for schedules."""
+        self.progress = share
+        if self.reference:
+            self.reference.set_progress(share)
+
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy on freshly collected decisions; returns the training curve's values.
 
@@ -98,7 +103,7 @@ class PPO:
         its first change, and `NonFinite` naming the first bad tensor.
         """
         config = self.config
-        self._set_learning_rates(iteration)
+        self._set_learning_rates()
         advantage, target = self.advantages(batch)
         explained = explained_variance(
             self._returns(batch.value, batch)[batch.valid], target[batch.valid]
@@ -221,8 +226,8 @@ class PPO:
     def _descend(self, loss: Tensor) -> list[Tensor]:
         return descend(self.optimizer, loss, self.config.max_grad_norm, self.policy)
 
-    def _set_learning_rates(self, iteration: int) -> None:
-        factor = schedule(self.config.learning_rate_schedule, iteration / max(1, self.iterations))
+    def _set_learning_rates(self) -> None:
+        factor = schedule(self.config.learning_rate_schedule, self.progress)
         policy, *values = self.optimizer.param_groups
         policy["lr"] = self.config.learning_rate * factor
         for group in values:

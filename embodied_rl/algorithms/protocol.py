@@ -47,6 +47,10 @@ class Algorithm(Protocol):
         """What gathers the decisions that `update` wants to see."""
         ...
 
+    def set_progress(self, share: float) -> None:
+        """How much of the run [0, 1] is done, before each update; schedules follow it."""
+        ...
+
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """Improve the policy; returns values for the training curves."""
         ...

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class REINFORCE:
     """Turns whole episodes into better policies; the loop around it collects them."""
 
-    def __init__(self, config: REINFORCEConfig, policy: Policy, iterations: int, seed: int) -> None:
+    def __init__(self, config: REINFORCEConfig, policy: Policy, seed: int) -> None:
         self.config, self.policy = config, policy
-        self.iterations, self.seed = iterations, seed
+        self.seed, self.progress = seed, 0.0
         self.group_size = config.group_size
         self.optimizer = torch.optim.Adam(
             policy.policy_parameters(), config.learning_rate, eps=1e-5
@@ -65,14 +65,19 @@ class REINFORCE:
             simulator, self.policy, planner, device, halves, wanted, limit, growth, teaches
         )
 
+    def set_progress(self, share: float) -> None:
+        """How much of the run [0, 1] is done, for schedules."""
+        self.progress = share
+        if self.reference:
+            self.reference.set_progress(share)
+
     def update(self, batch: Batch, iteration: int) -> dict[str, float]:
         """One step along the policy gradient; returns the training curve's values.
 
         Raises `RatioError` and `NonFinite` as PPO does.
         """
         config = self.config
-        done = iteration / max(1, self.iterations)
-        rate = config.learning_rate * schedule(config.learning_rate_schedule, done)
+        rate = config.learning_rate * schedule(config.learning_rate_schedule, self.progress)
         self.optimizer.param_groups[0]["lr"] = rate
         advantage, num_rows = self.advantages(batch), int(batch.valid.sum())
         self.optimizer.zero_grad(set_to_none=True)

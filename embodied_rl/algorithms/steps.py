@@ -119,6 +119,13 @@ def step_with_gradients(
     return norms
 
 
+def set_progress(policy: Policy, share: float) -> None:
+    """Tell a policy whose exploration noise is annealed how much of the run [0, 1] is done."""
+    anneal = getattr(policy, "set_progress", None)
+    if anneal is not None:
+        anneal(share)
+
+
 def after_update(policy: Policy, batch: Batch) -> None:
     """Let a policy that keeps running statistics take in the states that were learned from."""
     take_in = getattr(policy, "after_update", None)
@@ -126,9 +133,9 @@ def after_update(policy: Policy, batch: Batch) -> None:
         take_in(batch.observation, batch.valid)
 
 
-def require_ratio_level(policy: Policy, level: RatioLevel) -> None:
+def require_ratio_level(policy: Policy, level: RatioLevel, length_rule: str = "decision") -> None:
     """Raise ValueError if the policy cannot compare its decisions at this level."""
-    problem = refusal(policy, level)
+    problem = refusal(policy, level, length_rule)
     if problem:
         raise ValueError(problem)
 
@@ -169,6 +176,10 @@ class Reference:
         self._policy = copy.deepcopy(policy)
         for parameter in [*self._policy.policy_parameters(), *self._policy.value_parameters()]:
             parameter.requires_grad_(False)
+
+    def set_progress(self, share: float) -> None:
+        """Anneal its exploration noise with the policy's: only weights should set them apart."""
+        set_progress(self._policy, share)
 
     @torch.no_grad()
     def log_prob(self, observation: Observation, trace: Mapping[str, Tensor]) -> Tensor:

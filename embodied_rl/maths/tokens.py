@@ -1,7 +1,9 @@
 """Action tokens: from values to bins and back, and the distribution that tokens are drawn from.
 
 Rollout and training both call `token_log_probs`; two versions of the same temperature and cut-off
-would give a ratio that is not 1 before the first update.
+would give a ratio that is not 1 before the first update. Which tokens a cut-off keeps is decided
+once, when they are drawn: with another set at every update, a token that was drawn could become
+impossible, and its ratio 0 without any gradient to bring it back.
 """
 
 from __future__ import annotations
@@ -33,27 +35,41 @@ def cosine_transform(length: int) -> Tensor:
     return matrix
 
 
-def token_log_probs(
-    logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
-) -> Tensor:
+def token_log_probs(logits: Tensor, temperature: float = 1.0, kept: Tensor | None = None) -> Tensor:
     """Log-probabilities [..., V], in float32 whatever the logits' type.
 
-    Temperature first, then the `top_k` likeliest, then of those the fewest that together have
-    `top_p` (Holtzman et al. 2020, arXiv:1904.09751); the others get -inf and the rest is
-    normalised again. The likeliest token is always kept.
+    Temperature first; then all but the `kept` tokens (bool [..., V]) get -inf, and the rest is
+    normalised again.
     """
+    scaled = logits.float() / temperature
+    if kept is not None:
+        scaled = scaled.masked_fill(~kept, -torch.inf)
+    return scaled.log_softmax(dim=-1)
+
+
+@torch.no_grad()
+def likeliest(
+    logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
+) -> Tensor | None:
+    """Which tokens may be drawn, bool [..., V]; None if all may.
+
+    The `top_k` likeliest, then of those the fewest that together have `top_p` (Holtzman et al.
+    2020, arXiv:1904.09751), at this temperature. The likeliest token is always among them.
+    """
+    if top_k is None and top_p >= 1.0:
+        return None
     scaled = logits.float() / temperature
     if top_k is not None and top_k < scaled.shape[-1]:
         least = scaled.topk(top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
     if top_p < 1.0:
-        ordered, order = scaled.detach().sort(dim=-1, descending=True)
+        ordered, order = scaled.sort(dim=-1, descending=True)
         share = ordered.softmax(dim=-1)
         # A token is dropped once those before it already have the share.
         drop = share.cumsum(dim=-1) - share >= top_p
         dropped = torch.zeros_like(drop).scatter(-1, order, drop)
         scaled = scaled.masked_fill(dropped, -torch.inf)
-    return scaled.log_softmax(dim=-1)
+    return scaled > -torch.inf
 
 
 def entropy(log_probs: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from embodied_rl.algorithms.protocol import Algorithm
+from embodied_rl.algorithms.steps import set_progress
 from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.planner import TrainingPlanner
@@ -46,7 +47,7 @@ class Reinforcement:
         config = run.config
         build: Any = config.algorithm
         self.run, self.simulator, self.policy, self.device = run, simulator, policy, device
-        self.algorithm: Algorithm = build.build(policy, config.iterations, config.seed)
+        self.algorithm: Algorithm = build.build(policy, config.seed)
         self.generator = torch.Generator(device).manual_seed(config.seed + 1)
         self.planner = TrainingPlanner(
             simulator.spec.all_tasks,
@@ -86,9 +87,8 @@ class Reinforcement:
 
     def _iterate(self) -> str:
         began = time.monotonic()
-        anneal = getattr(self.policy, "set_progress", None)
-        if anneal is not None:
-            anneal(self._done())
+        set_progress(self.policy, self._done())
+        self.algorithm.set_progress(self._done())
         # The simulator's workers need the cores while decisions are collected.
         torch.set_num_threads(1)
         batch = self.collector.collect()

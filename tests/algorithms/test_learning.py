@@ -122,7 +122,7 @@ def learned(policy_options: Any, options: Any, iterations: int) -> tuple[float, 
     )
     torch.manual_seed(0)
     policy: Policy = policy_options.build(simulator.spec.contract)
-    algorithm: Algorithm = options.build(policy, iterations, 0)
+    algorithm: Algorithm = options.build(policy, 0)
     planner = TrainingPlanner("line", 0, group_size=algorithm.group_size)
     generator = torch.Generator().manual_seed(0)
     collector = algorithm.collector(simulator, planner, generator, 2)
@@ -133,5 +133,6 @@ def learned(policy_options: Any, options: Any, iterations: int) -> tuple[float, 
 
     before = success()
     for iteration in range(iterations):
+        algorithm.set_progress(iteration / iterations)
         algorithm.update(collector.collect(), iteration)
     return before, success()

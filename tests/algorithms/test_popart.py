@@ -44,7 +44,7 @@ class TwoTasks:
             "learning_rate": 2e-3,
             "value_normalisation": "popart",
         }
-        self.algorithm = PPO(PPOConfig.model_validate(given | options), self.policy, 22, 0)
+        self.algorithm = PPO(PPOConfig.model_validate(given | options), self.policy, 0)
         planner = TrainingPlanner(("small", "large"), 0)
         generator = torch.Generator().manual_seed(0)
         self.collector = self.algorithm.collector(self.simulator, planner, generator, 2)

@@ -42,7 +42,7 @@ class Bench:
         self.policy: Policy = policy.build(self.simulator.spec.contract)
         generator = torch.Generator().manual_seed(seed)
         planner = TrainingPlanner("line", seed)
-        self.algorithm = PPO(PPOConfig(**(OPTIONS | options)), self.policy, 100, seed)
+        self.algorithm = PPO(PPOConfig(**(OPTIONS | options)), self.policy, seed)
         self.collector = self.algorithm.collector(self.simulator, planner, generator, 2)
 
     def collect(self) -> Batch:
@@ -147,7 +147,8 @@ def test_lost_rows_do_not_train() -> None:
 )
 def test_learning_rate_schedules(schedule: str, expected: float) -> None:
     bench = Bench(FLOW, learning_rate_schedule=schedule)
-    values = bench.algorithm.update(bench.collect(), 25)  # a quarter of 100 iterations
+    bench.algorithm.set_progress(0.25)
+    values = bench.algorithm.update(bench.collect(), 25)
     assert values["learning_rate"] == pytest.approx(1e-3 * expected)
 
 

@@ -33,7 +33,7 @@ def trained(policy: Any, algorithm: dict[str, Any], **options: Any) -> tuple[Any
     torch.manual_seed(0)
     kind: Any = PPOConfig if algorithm["type"] == "ppo" else GRPOConfig
     built = policy.build(simulator.spec.contract)
-    made = kind(**(algorithm | options)).build(built, 10, 0)
+    made = kind(**(algorithm | options)).build(built, 0)
     planner = TrainingPlanner("line", 0, None, made.group_size)
     generator = torch.Generator().manual_seed(0)
     return made, made.collector(simulator, planner, generator, 2).collect()
@@ -115,3 +115,35 @@ def test_fast_tokens_learn_at_the_levels_that_they_have(
     assert torch.equal(mask, batch.trace["words"][rows] >= 0)
     with pytest.raises(ValueError, match=r"ratio_level=step.*allowed: chunk, token"):
         trained(FAST, algorithm, ratio_level="step")
+
+
+@pytest.mark.parametrize("rule", ["episode", "constant"])
+def test_lengths_are_not_counted_in_tokens_of_no_step(rule: str) -> None:
+    with pytest.raises(ValueError, match=f"length_normalisation={rule} with ratio_level=token"):
+        trained(FAST, GRPO, ratio_level="token", length_normalisation=rule)
+    made, batch = trained(TOKENS, GRPO, ratio_level="token", length_normalisation=rule)
+    weight = made.advantages(batch)
+    assert made.update(batch, 0)["num_updates"] > 0 and weight.isfinite().all()
+
+
+def test_a_reference_is_annealed_with_its_policy() -> None:
+    """The same weights are no distance apart, however much noise is left."""
+    flow = FlowMLPConfig(chunk=4, hidden_size=16, exploration="flow_noise", final_noise=0.3)
+    made, batch = trained(flow, PPO, kl_coefficient=0.1)
+    for share in (0.0, 1.0):
+        made.policy.set_progress(share)
+        made.set_progress(share)
+        seen = made.policy.evaluate(batch.observation, batch.trace).log_prob
+        assert torch.equal(made.reference.log_prob(batch.observation, batch.trace), seen.detach())
+
+
+def test_what_was_drawn_stays_possible_under_a_cut_off() -> None:
+    """After large steps, log-ratios and the distance to the reference are finite."""
+    cut = TOKENS.model_copy(update={"top_k": 3, "top_p": 0.9})
+    made, batch = trained(cut, PPO, kl_coefficient=0.1, learning_rate=1e-2, max_kl=None)
+    assert batch.trace["kept"].sum(-1).max() <= 3
+    values = made.update(batch, 0)
+    rows = batch.valid.nonzero()[:, 0]
+    seen = made.policy.evaluate(batch.observation, batch.trace)
+    assert ratios(seen, batch, rows, "chunk")[0].isfinite().all()
+    assert 0 < values["kl_to_reference"] < 100

@@ -46,7 +46,7 @@ class Bench:
         made = GaussianMLPConfig(chunk=2, hidden_size=16).build(simulator.spec.contract)
         self.policy: Any = made
         config = OPTIONS[name].model_copy(update={"learning_rate": 1e-3, **options})
-        self.algorithm: Any = config.build(made, 10, 0)
+        self.algorithm: Any = config.build(made, 0)
         planner = TrainingPlanner(tasks, 0, group_size=self.algorithm.group_size)
         generator = torch.Generator().manual_seed(0)
         self.collector: Any = self.algorithm.collector(simulator, planner, generator, 2)

@@ -31,7 +31,7 @@ class Bench:
         made = GaussianMLPConfig(chunk=2, hidden_size=16).build(self.simulator.spec.contract)
         self.policy: Any = made
         given = {"decisions_per_iteration": DECISIONS, "critic_warmup_iterations": 0}
-        self.algorithm = PPO(PPOConfig.model_validate(given | options), made, 10, 0)
+        self.algorithm = PPO(PPOConfig.model_validate(given | options), made, 0)
         generator = torch.Generator().manual_seed(0)
         planner = TrainingPlanner("line", 0)
         self.collector = self.algorithm.collector(self.simulator, planner, generator, 2)

@@ -44,7 +44,7 @@ def ours(steps: int, seed: int) -> list[float]:
         normalise_advantages="minibatch",
     )
     iterations = steps // SEGMENT
-    algorithm = PPO(options, policy, iterations, seed)
+    algorithm = PPO(options, policy, seed)
     planner = TrainingPlanner(TASK, seed)
     generator = torch.Generator().manual_seed(seed)
     collector = Collector(simulator, policy, planner, generator, 1, SEGMENT)

@@ -24,6 +24,13 @@ def test_a_value_comes_back_to_within_half_a_bin(value: float, num_bins: int) ->
     assert abs(float(found) - value) <= 1 / num_bins + 1e-6
 
 
+def cut(
+    logits: torch.Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
+) -> torch.Tensor:
+    kept = tokens.likeliest(logits, temperature, top_k, top_p)
+    return tokens.token_log_probs(logits, temperature, kept)
+
+
 def test_temperature_and_cut_offs_by_hand() -> None:
     logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
     plain = tokens.token_log_probs(logits).exp()
@@ -33,13 +40,13 @@ def test_temperature_and_cut_offs_by_hand() -> None:
     assert cold.tolist() == pytest.approx(
         [0.25 / 0.345, 0.0625 / 0.345, 0.0225 / 0.345, 0.01 / 0.345]
     )
-    two = tokens.token_log_probs(logits, top_k=2).exp()
+    two = cut(logits, top_k=2).exp()
     assert two.tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
     # .5 + .25 is less than .8, so the third is needed; of those three the shares are out of .9.
-    most = tokens.token_log_probs(logits, top_p=0.8).exp()
+    most = cut(logits, top_p=0.8).exp()
     assert most.tolist() == pytest.approx([5 / 9, 2.5 / 9, 1.5 / 9, 0])
     # top_k acts first: of the two left, the first alone has 2/3 of the probability.
-    both = tokens.token_log_probs(logits, top_k=2, top_p=0.6).exp()
+    both = cut(logits, top_k=2, top_p=0.6).exp()
     assert both.tolist() == pytest.approx([1, 0, 0, 0])
 
 
@@ -54,7 +61,7 @@ def test_it_is_a_distribution_that_keeps_the_likeliest(
     seed: int, temperature: float, top_k: int | None, top_p: float
 ) -> None:
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)) * 4
-    found = tokens.token_log_probs(logits, temperature, top_k, top_p)
+    found = cut(logits, temperature, top_k, top_p)
     assert torch.allclose(found.exp().sum(-1), torch.ones(3), atol=1e-5)
     assert torch.equal(found.argmax(-1), logits.argmax(-1))
     assert (found.isfinite().sum(-1) <= (top_k or 8)).all()
@@ -68,14 +75,14 @@ def test_half_precision_logits_are_scored_in_full_precision() -> None:
 
 def test_entropy_by_hand_and_its_gradient_with_excluded_tokens() -> None:
     logits = torch.tensor([0.5, 0.5, 1e-9]).log().requires_grad_()
-    found = tokens.entropy(tokens.token_log_probs(logits, top_k=2))
+    found = tokens.entropy(cut(logits, top_k=2))
     assert float(found.detach()) == pytest.approx(math.log(2))
     found.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None and logits.grad.isfinite().all()
 
 
 def test_drawing_follows_the_distribution_and_never_takes_an_excluded_token() -> None:
-    log_probs = tokens.token_log_probs(torch.tensor([0.1, 0.6, 0.05, 0.25]).log(), top_k=3)
+    log_probs = cut(torch.tensor([0.1, 0.6, 0.05, 0.25]).log(), top_k=3)
     uniform = (torch.arange(10_000) + 0.5) / 10_000
     drawn = tokens.draw(log_probs.expand(10_000, -1), uniform)
     shares = torch.bincount(drawn, minlength=4) / 10_000
@@ -83,5 +90,12 @@ def test_drawing_follows_the_distribution_and_never_takes_an_excluded_token() ->
     assert shares[2] == 0
     ends = torch.tensor([0.0, 1.0 - 2**-24])
     assert tokens.draw(log_probs.expand(2, -1), ends).tolist() == [0, 3]
-    only = tokens.token_log_probs(torch.tensor([0.0, 5.0, 1.0]), top_k=1)
+    only = cut(torch.tensor([0.0, 5.0, 1.0]), top_k=1)
     assert tokens.draw(only.expand(2, -1), ends).tolist() == [1, 1]
+
+
+def test_what_was_kept_stays_possible_when_the_policy_changes() -> None:
+    kept = tokens.likeliest(torch.tensor([0.5, 0.3, 0.2]).log(), top_k=2)
+    later = tokens.token_log_probs(torch.tensor([0.1, 0.3, 0.6]).log(), kept=kept).exp()
+    assert later.tolist() == pytest.approx([0.25, 0.75, 0.0])
+    assert tokens.likeliest(torch.zeros(3)) is None

@@ -249,7 +249,7 @@ def test_algorithms_pass_the_option_on() -> None:
                 groups_per_iteration=5, group_size=4, max_refill=1.0, branches=branches
             )
             with line() as simulator:
-                algorithm = options.build(policy_for(simulator), 1, 0)
+                algorithm = options.build(policy_for(simulator), 0)
                 planner = TrainingPlanner("line", 0, group_size=4)
                 batch = algorithm.collector(simulator, planner, torch.Generator(), 2).collect()
                 algorithm.update(batch, 0)

@@ -188,7 +188,7 @@ def test_algorithms_pass_the_options_of_growth_on() -> None:
             )  # fmt: skip
             with line() as simulator:
                 policy = policy_for(simulator)
-                algorithm = options.build(policy, 1, 0)
+                algorithm = options.build(policy, 0)
                 planner = TrainingPlanner("line", 0, group_size=4)
                 collecting = algorithm.collector(simulator, planner, torch.Generator(), 2)
                 batch = collecting.collect()
@@ -226,7 +226,7 @@ def test_against_the_mean_of_the_batch_every_group_teaches() -> None:
     with line() as simulator:
         policy = policy_for(simulator)
         options = REINFORCEConfig(baseline="batch", groups_per_iteration=5, group_size=GROUP_SIZE)
-        algorithm = options.build(policy, 1, 0)
+        algorithm = options.build(policy, 0)
         planner = TrainingPlanner("line", 0, group_size=GROUP_SIZE)
         batch = algorithm.collector(simulator, planner, torch.Generator(), 2).collect()
     assert any(len(set(wins)) == 1 for wins in members(batch).values())
