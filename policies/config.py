@@ -180,7 +180,8 @@ class TokenVLAConfig(SpokenConfig):
 
 
 class FastVLAConfig(SpokenConfig):
-    """Speaks the shape of a chunk, in a varying number of FAST tokens (arXiv:2501.09747)."""
+    """Speaks the shape of a chunk, in a varying number of FAST tokens (arXiv:2501.09747). A chunk
+    counts whole in learning, also where an episode ended within it."""
 
     type: Literal["fast_vla"] = "fast_vla"
     policy_class: ClassVar[str] = "policies.fast_vla:FastVLA"
