@@ -10,8 +10,8 @@ Why the advantages are right: the trunk is not a member. Given the state, all me
 alike, each with its own noise, so the others' mean is a baseline that does not depend on a member's
 decisions, and the gradient is that of the expected return from the state, as with any other start.
 That holds however the state was chosen, from outcomes too. Were the trunk's own rest a member, the
-choice of a state before its end would already tell how long it went on. A simulator that
-only nearly repeats itself starts the members a little apart, which adds variance but no bias.
+choice of a state before its end would already tell how long it went on. A simulator that only
+nearly repeats itself starts the members a little apart, which adds variance but no bias.
 
 Why these states: in a group of failures alone, or of successes alone, a later state is on average
 no nearer to a success rate of one half: the expected value along an episode stays what it was at
