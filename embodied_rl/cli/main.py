@@ -162,7 +162,7 @@ def _doctor_arguments(sub: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=["policy", "simulator"],
         help="look at a policy or simulator instead of the machine: does it keep the promises "
-        "of embodied_rl/contracts.py?",
+        "of embodied_rl/contracts?",
     )
     sub.add_argument("target", nargs="?", help="its name, or a policy's or run's folder")
     sub.add_argument(

@@ -1,1 +1,1 @@
-"""The promises of contracts.py as checks that run on any policy or simulator."""
+"""The promises of embodied_rl.contracts as checks that run on any policy or simulator."""

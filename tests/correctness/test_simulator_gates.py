@@ -76,7 +76,7 @@ def test_the_command_looks_at_a_new_policy(capsys: pytest.CaptureFixture[str]) -
     ("words", "message"),
     [
         (("policy",), "name the policy to look at"),
-        (("policy", "nothing"), "neither a policy's name (flow_mlp"),
+        (("policy", "nothing"), "neither a policy's name (fast_vla, flow_mlp"),
         (("simulator", "maniskil"), "did you mean 'maniskill'?"),
     ],
 )

@@ -1,20 +1,12 @@
-"""What simulators, policies and algorithms promise each other.
-
-Letters of the shapes, used in the whole project: B environment slots, T decisions, H control steps
-in a chunk, A action dimensions, S state dimensions, K denoising steps, M scored denoising steps,
-P tokens of a chunk.
-
-A *control step* is one simulator step. A *decision* is one policy call; it yields a *chunk* of H
-actions. Reinforcement learning runs on decisions.
-"""
+"""What simulators promise: planned episodes, observations, and chunks of actions executed."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from embodied_rl.contracts.convention import Contract
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,87 +16,13 @@ if TYPE_CHECKING:
 
     type FloatArray = npt.NDArray[np.float32]
     type ByteArray = npt.NDArray[np.uint8]
-    type Randomness = torch.Generator | Sequence[torch.Generator]
 
 type Prelude = tuple[tuple[float, ...], ...]
 type Reason = Literal["uniform", "curriculum", "worst_case", "demonstration", "visited", "branch"]
 
 
-class ContractMismatch(ValueError):
-    """A policy meets a simulator, data set or robot that it was not made for."""
-
-
 class CannotLookAhead(RuntimeError):
     """A simulator cannot go back to a state, so that actions cannot be tried out in it."""
-
-
-@dataclass(frozen=True)
-class Camera:
-    """One camera as the policy sees it: upright uint8 RGB images of [height, width, 3]."""
-
-    name: str
-    height: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Contract:
-    """The conventions that a policy and its environment share; it travels with the checkpoint.
-
-    Two contracts that differ in any field must not be used together: `require_equal` says which.
-    """
-
-    state_dim: int
-    """Entries of the state vector; 0 when the policy sees images alone."""
-    action_dim: int
-    """Entries of one action in the environment's own convention, gripper included."""
-    action_low: tuple[float, ...]
-    """Smallest allowed action, per dimension, in the environment's units."""
-    action_high: tuple[float, ...]
-    control_mode: str
-    """What an action means, such as `pd_ee_delta_pose`."""
-    control_hz: float
-    """Control steps per second."""
-    gripper: str
-    """Gripper convention, such as `+1 opens, -1 closes`, or `none`."""
-    rotation: str
-    """Rotation representation of the action, such as `axis-angle delta`, or `none`."""
-    cameras: tuple[Camera, ...] = ()
-    """In the order in which the policy takes them."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of all fields."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def require_equal(self, other: Contract, mine: str, theirs: str) -> None:
-        """Raise `ContractMismatch` naming each field in which `other` differs."""
-        ours, others = asdict(self), asdict(other)
-        lines = [
-            f"  {name}: {mine} has {ours[name]!r}, {theirs} has {others[name]!r}"
-            for name in ours
-            if ours[name] != others[name]
-        ]
-        if lines:
-            raise ContractMismatch(
-                f"{mine} does not fit {theirs}:\n" + "\n".join(lines) + "\nUse the checkpoint with "
-                "the simulator options that it was trained with, or train a policy for these."
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` turns back into an equal contract."""
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Contract:
-        """The contract that `to_json` wrote."""
-        values = dict(data)
-        values["cameras"] = tuple(Camera(**camera) for camera in values["cameras"])
-        for name in ("action_low", "action_high"):
-            values[name] = tuple(values[name])
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -353,122 +271,3 @@ class Simulator(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a policy decided for B environments."""
-
-    actions: Tensor
-    """float32 [B, H, A] in the environment's convention, within its bounds."""
-    log_prob: Tensor
-    """float32 [B, H]: log-probability per control step, summed over the action dimensions."""
-    value: Tensor
-    """float32 [B]: expected discounted return."""
-    trace: dict[str, Tensor]
-    """Exactly what `evaluate` needs to compute `log_prob` again; each entry is [B, ...]."""
-    token_log_prob: Tensor | None = None
-    """float32 [B, P]: log-probability of each action token, which `log_prob` adds up, 0 for
-    padding. None from policies without tokens, and for deterministic decisions."""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Returns of B observations as probabilities of n equal bins; gradients flow."""
-
-    logits: Tensor
-    """float32 [B, n]."""
-    edges: Tensor
-    """float32 [n + 1]: where the bins begin and end."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a value head says of B observations; gradients flow."""
-
-    value: Tensor
-    """float32 [B]: expected discounted return."""
-    histogram: Histogram | None = None
-    """What `value` is the mean of, where the head learns by classification (HL-Gauss)."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A recorded decision seen with the present weights; gradients flow."""
-
-    log_prob: Tensor
-    """float32 [B, H]."""
-    entropy: Tensor
-    """float32 [B, H]; zeros where the noise is not learned."""
-    value: Tensor
-    """float32 [B]."""
-    histogram: Histogram | None = None
-    """What `value` is the mean of, if the value is learned as a histogram."""
-    token_log_prob: Tensor | None = None
-    """float32 [B, P], as in `Decision`."""
-    token_step: Tensor | None = None
-    """int64 [B, P]: the control step in which `log_prob` counts a token, -1 for padding. A token
-    takes part in learning if that step was executed."""
-
-
-class Policy(Protocol):
-    """A neural network module that decides. `evaluate` before any update equals `act`.
-
-    A policy whose value is a histogram also has `estimate`, which gives an `Estimate` where `value`
-    gives its value alone.
-    """
-
-    @property
-    def contract(self) -> Contract: ...
-
-    @property
-    def chunk(self) -> int:
-        """H, the control steps executed per decision."""
-        ...
-
-    def act(
-        self,
-        observation: Observation,
-        generator: Randomness,
-        mode: Literal["explore", "deterministic"],
-    ) -> Decision:
-        """Decide without gradients.
-
-        With one generator per row, a row's decision does not depend on the rest of the batch.
-        Deterministic means without exploration noise (a flow policy still starts from noise drawn
-        from the generator); `log_prob` is then zero and `trace` empty.
-        """
-        ...
-
-    def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation: ...
-
-    def value(self, observation: Observation) -> Tensor:
-        """Expected return [B], without sampling an action."""
-        ...
-
-    def imitation_loss(
-        self,
-        observation: Observation,
-        actions: Tensor,
-        valid: Tensor,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Scalar loss against demonstrated chunks [B, H, A]; steps where `valid` [B, H] is false
-        (past the episode's end) do not count."""
-        ...
-
-    def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
-        """Take normalisation statistics from demonstrated states [N, S] and actions [N, A]."""
-        ...
-
-    def policy_parameters(self) -> list[torch.nn.Parameter]:
-        """What decides actions; trained with the policy's learning rate."""
-        ...
-
-    def value_parameters(self) -> list[torch.nn.Parameter]:
-        """What only estimates the return; trained with the value head's learning rate."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
