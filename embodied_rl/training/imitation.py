@@ -54,6 +54,7 @@ class Imitation:
         device: str,
     ) -> None:
         self._policy, self._config, self._device = policy, config, device
+        self._chunk: int = getattr(policy, "imitated_steps", policy.chunk)
         self._train, self._held_out = split(demonstrations, config.holdout_share, seed)
         policy.fit_normalisation(
             self._train.observation.state.to(device), self._train.actions.to(device)
@@ -129,7 +130,7 @@ class Imitation:
             group["lr"] = rate
         count = len(self._train.actions)
         rows = torch.randint(count, (min(config.batch_size, count),), generator=self._rows)
-        observation, actions, valid = self._train.chunks(rows, self._policy.chunk)
+        observation, actions, valid = self._train.chunks(rows, self._chunk)
         loss = self._policy.imitation_loss(
             observation.to(self._device),
             actions.to(self._device),
