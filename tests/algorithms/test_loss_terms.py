@@ -57,7 +57,8 @@ def test_a_policy_that_went_astray_is_drawn_back(name: str, estimator: str) -> N
     first = batch.log_prob.clone()
 
     def distance() -> Tensor:
-        return (seen_by(algorithm.policy, batch).log_prob - first)[batch.valid].square().mean()
+        change: Tensor = seen_by(algorithm.policy, batch).log_prob - first
+        return change[batch.valid].square().mean()
 
     with torch.no_grad():
         for parameter in algorithm.policy.policy_parameters():
