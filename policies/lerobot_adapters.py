@@ -69,7 +69,9 @@ def merged_weights(native: Any) -> dict[str, Tensor] | None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = {
-        name: module for name, module in native.named_modules() if isinstance(module, BaseTunerLayer)
+        name: module
+        for name, module in native.named_modules()
+        if isinstance(module, BaseTunerLayer)
     }
     if not adapted:
         return None

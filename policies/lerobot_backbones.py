@@ -152,7 +152,8 @@ class PiBackbone(Backbone):
         """Both word heads, and what follows the last keys and values."""
         both = self.model.paligemma_with_expert
         last = self._language.layers[-1]
-        return [both.gemma_expert.lm_head, self._language.norm, *_after_keys_and_values(last)]
+        heads = [both.gemma_expert.lm_head, both.paligemma.lm_head]
+        return [*heads, self._language.norm, *_after_keys_and_values(last)]
 
     def prefix(self, batch: Mapping[str, Tensor]) -> Prefix:
         """Images and words through PaliGemma."""

@@ -24,7 +24,7 @@ class LerobotFlowConfig(FlowConfig, ValueConfig):
     name on the Hugging Face Hub. Needed, but for a policy folder that this project saved."""
     tokenizer: Path | None = None
     """A folder with the tokenizer, instead of the name that the checkpoint gives."""
-    cameras: dict[str, str] = {}
+    cameras: dict[str, str] = Field(default_factory=dict)
     """The simulator's camera for each image of the checkpoint, such as
     {observation.images.camera1: base_camera}. Images left out are masked, where the checkpoint
     allows it. By default cameras with the same names, or all of them in order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,9 @@ class LerobotFlow(nn.Module):
         self.contract, self.chunk, self._config = contract, config.chunk, config
         folder = resolve(path)
         self.architecture = {"native": type_of(folder)}
-        self.processors = Processors(folder, self.architecture["native"], contract, config.tokenizer)
+        self.processors = Processors(
+            folder, self.architecture["native"], contract, config.tokenizer
+        )
         self.native = load_native(folder, config)
         self.backbone: Backbone = backbone_of(self.native)
         self._require_fitting(path)
@@ -58,7 +60,10 @@ class LerobotFlow(nn.Module):
             self.backbone.round_vision_language()
         self.imitated_steps = self.backbone.chunk_size
         size = ChainSize(
-            self.backbone.chunk_size, self.backbone.max_action_dim, config.chunk, contract.action_dim
+            self.backbone.chunk_size,
+            self.backbone.max_action_dim,
+            config.chunk,
+            contract.action_dim,
         )
         feature_size = self.backbone.feature_size
         self.head = FlowHead(config, contract, feature_size, size, self.processors)

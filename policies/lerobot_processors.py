@@ -98,7 +98,9 @@ class Processors:
             f"{key}.{name}"
             for step, key in uses
             if key in step.features
-            for name in _NEEDED.get(getattr(step.norm_map.get(step.features[key].type), "name", ""), ())
+            for name in _NEEDED.get(
+                getattr(step.norm_map.get(step.features[key].type), "name", ""), ()
+            )
             if name not in (step.stats or {}).get(key, {})
         ]
 

@@ -100,7 +100,9 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
     digest = _digest(folder, native)
     if digest != data["weights_sha256"]:
         beside = f" or a file of the checkpoint beside it ({', '.join(native)})" if native else ""
-        raise DamagedPolicy(f"{folder / _WEIGHTS}{beside} was changed or cut off after it was saved")
+        raise DamagedPolicy(
+            f"{folder / _WEIGHTS}{beside} was changed or cut off after it was saved"
+        )
     contract = Contract.from_json(data["contract"])
     if contract.fingerprint != data["contract_fingerprint"]:
         raise DamagedPolicy(

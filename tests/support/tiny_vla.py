@@ -40,7 +40,11 @@ CONTRACT = Contract(
 def tiny_sizes() -> Iterator[None]:
     """pi0 and pi0.5 are built tiny."""
     modules = [importlib.import_module(f"lerobot.policies.{k}.modeling_{k}") for k in KINDS[:2]]
-    names = ("get_gemma_config", "PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM")
+    names = (
+        "get_gemma_config",
+        "PaliGemmaForConditionalGenerationWithPiGemma",
+        "PiGemmaForCausalLM",
+    )
     before = [{name: getattr(module, name) for name in names} for module in modules]
     for module, real in zip(modules, before, strict=True):
         _shrink(module, *(real[name] for name in names[1:]))
@@ -241,8 +245,12 @@ def _byte_pairs(special: Sequence[str], extra: Sequence[str], **options: Any) ->
 
 def _write_smolvlm(folder: Path) -> None:
     """What SmolVLA looks up by name: configuration and processor of its vision-language model."""
-    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor
-    from transformers import SmolVLMVideoProcessor
+    from transformers import (
+        SmolVLMConfig,
+        SmolVLMImageProcessor,
+        SmolVLMProcessor,
+        SmolVLMVideoProcessor,
+    )
 
     marks = {
         "image_token": "<image>",
