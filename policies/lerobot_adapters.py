@@ -54,7 +54,7 @@ def _adapt(native: Any, options: LerobotFlowConfig) -> None:
     try:
         # Their random half is the same however often the folder is loaded.
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             native.wrap_with_peft(peft_cli_overrides=given)
     except ValueError as error:
         raise BadCheckpoint(f"policy.lora_targets={options.lora_targets}: {error}") from None

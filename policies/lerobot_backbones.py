@@ -126,7 +126,7 @@ class Backbone:
         seed = int(torch.randint(2**62, (), generator=generator, device=device))
         # lerobot takes no generator.
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             times: Tensor = self.model.sample_time(batch, device)
         return times
 
