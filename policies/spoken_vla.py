@@ -154,7 +154,7 @@ class SpokenVLA(nn.Module):
             inputs_embeds=inputs,
             attention_mask=attended,
             position_ids=positions,
-            cache=cache,
+            past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=count,
         )
