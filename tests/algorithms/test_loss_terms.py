@@ -76,7 +76,11 @@ def test_minibatches_of_reinforce_are_one_step_with_the_whole_gradient() -> None
     # The batch falls into two parts of unequal size, which must weigh by it.
     updated = []
     for size in (40, 10_000):
-        terms = {"entropy_coefficient": 0.3, "kl_coefficient": 0.5, "kl_estimator": "k1"}
+        terms: dict[str, Any] = {
+            "entropy_coefficient": 0.3,
+            "kl_coefficient": 0.5,
+            "kl_estimator": "k1",
+        }
         algorithm, batch = collected(
             "reinforce", limit=7, minibatch_size=size, max_grad_norm=1e9, **terms
         )
