@@ -193,6 +193,8 @@ class RunConfig(Config):
             )
         for rule in (
             _demonstrated_tasks_are_the_tasks,
+            _several_tasks_are_told_apart,
+            _exploration_has_what_is_weighed,
             _batched_simulators_need_no_workers,
             _policy_needs_cameras,
             _preludes_need_single_scenes,
@@ -236,6 +238,32 @@ def _demonstrated_tasks_are_the_tasks(run: RunConfig) -> None:
         raise ValueError(
             f"demonstrations.by_task counts {', '.join(sorted(counts))}, but simulator.task is "
             f"{', '.join(sorted(tasks))}; count each task once"
+        )
+
+
+def _several_tasks_are_told_apart(run: RunConfig) -> None:
+    tasks: Any = getattr(run.simulator, "task", "")
+    reads: Any = getattr(run.policy, "instruction_size", None)
+    if not isinstance(tasks, str) and len(tasks) > 1 and reads == 0:
+        raise ValueError(
+            f"policy.instruction_size=0 reads no instruction, so the policy could not tell "
+            f"{', '.join(tasks)} apart; set it, to 32 for example"
+        )
+
+
+def _exploration_has_what_is_weighed(run: RunConfig) -> None:
+    exploration: Any = getattr(run.policy, "exploration", None)
+    entropy: Any = getattr(run.algorithm, "entropy_coefficient", 0.0)
+    kl: Any = getattr(run.algorithm, "kl_coefficient", 0.0)
+    if exploration in ("flow_sde", "fpo") and entropy:
+        raise ValueError(
+            f"algorithm.entropy_coefficient={entropy} but policy.exploration={exploration} learns "
+            f"no noise, so there is no entropy to raise; set it to 0 or choose flow_noise"
+        )
+    if exploration == "fpo" and kl:
+        raise ValueError(
+            f"algorithm.kl_coefficient={kl} but policy.exploration=fpo has no likelihood that a "
+            f"divergence could be measured with; set it to 0"
         )
 
 

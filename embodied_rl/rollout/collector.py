@@ -133,7 +133,7 @@ class Collector:
             if not rows:
                 return
             busy = [slots[row] for row in rows]
-            chunk = torch.stack([actions[slot][i] for slot in busy])
+            chunk = torch.stack([actions[slot][i] for slot in busy]).to(self._device)
             offers = self._planner.take(len(busy))
             self._simulator.send(busy, chunk, offers)
             result = self._simulator.receive(busy)

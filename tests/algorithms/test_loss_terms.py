@@ -76,11 +76,18 @@ def test_minibatches_of_reinforce_are_one_step_with_the_whole_gradient() -> None
     # The batch falls into two parts of unequal size, which must weigh by it.
     updated = []
     for size in (40, 10_000):
-        algorithm, batch = collected("reinforce", minibatch_size=size, max_grad_norm=1e9)
+        terms: dict[str, Any] = {
+            "entropy_coefficient": 0.3,
+            "kl_coefficient": 0.5,
+            "kl_estimator": "k1",
+        }
+        algorithm, batch = collected(
+            "reinforce", limit=7, minibatch_size=size, max_grad_norm=1e9, **terms
+        )
         algorithm.optimizer = torch.optim.SGD(algorithm.policy.policy_parameters(), 1e-2)
         assert algorithm.update(batch, 0)["num_updates"] == 1.0
         updated.append(torch.cat([p.flatten() for p in algorithm.policy.policy_parameters()]))
-        assert int(batch.valid.sum()) % 2
+        assert int(batch.valid.sum()) % 2 and (batch.executed < 2).any()
     torch.testing.assert_close(updated[0], updated[1], atol=1e-7, rtol=1e-4)
 
 
