@@ -120,7 +120,7 @@ class GRPOConfig(ClipConfig):
     """Groups to learn from between updates."""
     group_size: int = Field(8, ge=2)
     """G: episodes from the same initial state whose returns are compared."""
-    max_refill: float = Field(2.0, ge=1.0)
+    max_refill: float = Field(1.0, ge=1.0)
     """Groups with equal returns teach nothing and are replaced, until this many times
     `groups_per_iteration` were tried; 1 never replaces."""
     extra_groups: int = Field(0, ge=0)
