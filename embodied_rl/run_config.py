@@ -18,9 +18,26 @@ class DemonstrationsConfig(Config):
     """A LeRobotDataset v3 folder. Without one, the scripted expert records it into the run."""
     episodes: int = Field(50, ge=1)
     """Successful episodes to record, or to use of a given data set."""
+    by_task: dict[str, Annotated[int, Field(ge=1)]] | None = None
+    """With several tasks: successful episodes of each, in place of `episodes`, where a hard task
+    needs more than an easy one. For recording."""
     action_noise: float = Field(0.0, ge=0.0, le=1.0)
     """Standard deviation of noise on the executed (not the recorded) expert actions, as a share of
     the action range: it shows the policy how to recover."""
+
+    @model_validator(mode="after")
+    def _tasks_are_counted_when_recorded(self) -> Self:
+        if self.by_task and self.path:
+            raise ValueError(
+                f"by_task={self.by_task} counts what is recorded, but path={self.path} is there "
+                f"already; leave by_task out and set episodes"
+            )
+        return self
+
+    @property
+    def total(self) -> int:
+        """Episodes of all tasks."""
+        return sum(self.by_task.values()) if self.by_task else self.episodes
 
 
 class ImitationConfig(Config):
@@ -175,6 +192,7 @@ class RunConfig(Config):
                 "from scratch"
             )
         for rule in (
+            _demonstrated_tasks_are_the_tasks,
             _batched_simulators_need_no_workers,
             _policy_needs_cameras,
             _preludes_need_single_scenes,
@@ -207,6 +225,17 @@ def _policy_needs_cameras(run: RunConfig) -> None:
         raise ValueError(
             "this policy looks through cameras but the simulator gives only a state; choose "
             "simulator.observation=rgb or a policy without cameras"
+        )
+
+
+def _demonstrated_tasks_are_the_tasks(run: RunConfig) -> None:
+    counts = run.demonstrations and run.demonstrations.by_task
+    given: Any = getattr(run.simulator, "task", ())
+    tasks = {given} if isinstance(given, str) else set(given)
+    if counts and set(counts) != tasks:
+        raise ValueError(
+            f"demonstrations.by_task counts {', '.join(sorted(counts))}, but simulator.task is "
+            f"{', '.join(sorted(tasks))}; count each task once"
         )
 
 

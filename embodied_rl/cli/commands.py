@@ -43,7 +43,8 @@ def collect(given: argparse.Namespace) -> Answer:
     """`embodied-rl collect`."""
     overrides = given.overrides
     if given.episodes is not None:
-        overrides = [*overrides, f"demonstrations.episodes={given.episodes}"]
+        count = f"demonstrations.episodes={given.episodes}"
+        overrides = [*overrides, count, "demonstrations.by_task=null"]
     config = load(RunConfig, given.config, overrides)
     if not config.demonstrations:
         raise ConfigError(f"{given.config} sets no demonstrations; add demonstrations.episodes=50")
@@ -54,11 +55,11 @@ def collect(given: argparse.Namespace) -> Answer:
     task: Any = getattr(config.simulator, "task", "demonstrations")
     task = task if isinstance(task, str) else "+".join(task)
     path = given.output or Path("data") / str(task)
-    with ProgressLine("demonstrations", options.episodes) as progress:
+    with ProgressLine("demonstrations", options.total) as progress:
         summary = record(
             config.simulator,
             path,
-            options.episodes,
+            options.by_task or options.episodes,
             options.action_noise,
             config.seed,
             lambda successes, attempts: progress.update(successes, f"{attempts} attempts"),

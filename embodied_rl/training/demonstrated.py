@@ -21,7 +21,7 @@ def demonstrations_to_begin_in(run: Run, contract: Contract) -> list[Demonstrati
         return []
     path = options.path or run.directory / "demonstrations"
     simulator = run.config.simulator.model_dump(mode="json")
-    return replayable(path, simulator, contract, options.episodes)
+    return replayable(path, simulator, contract, options.total)
 
 
 def replayable(

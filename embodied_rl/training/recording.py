@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,13 @@ type _Frame = tuple[EnvironmentObservation, Any, StepOutcome]
 def record(
     simulator: Any,
     path: Path,
-    episodes: int,
+    episodes: int | Mapping[str, int],
     action_noise: float,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RecordingSummary:
-    """Record `episodes` successes from training initial states; `on_progress` is told successes
-    and attempts.
+    """Record `episodes` successes, so many in all or of each task, from training initial states;
+    `on_progress` is told successes and attempts.
 
     With action noise, the noisy action is executed and the clean one recorded. The folder takes
     its name only when it is complete. Raises FileExistsError if there is one, ValueError if the
@@ -86,7 +87,9 @@ def record(
             (unfinished / "finished").rmdir()
     finally:
         environment.close()
-    return RecordingSummary(episodes, recorder.attempts, frames, time.monotonic() - began)
+    return RecordingSummary(
+        len(recorder.recorded), recorder.attempts, frames, time.monotonic() - began
+    )
 
 
 class _Recorder:
@@ -107,22 +110,30 @@ class _Recorder:
         self.recorded: list[Episode] = []
 
     def record(
-        self, dataset: Any, episodes: int, on_progress: Callable[[int, int], None] | None
+        self,
+        dataset: Any,
+        episodes: int | Mapping[str, int],
+        on_progress: Callable[[int, int], None] | None,
     ) -> int:
         """Fill the data set; returns the frames written."""
         num_frames = 0
-        while len(self.recorded) < episodes:
-            if self.attempts >= _MOST_ATTEMPTS_PER_EPISODE * episodes:
+        wanted = episodes if isinstance(episodes, int) else sum(episodes.values())
+        done: Counter[str] = Counter()
+        while len(self.recorded) < wanted:
+            if self.attempts >= _MOST_ATTEMPTS_PER_EPISODE * wanted:
                 raise ExpertFails(
                     f"only {len(self.recorded)} of {self.attempts} attempts succeeded; lower "
                     f"demonstrations.action_noise or raise simulator.max_episode_steps"
                 )
             episode = self._planner.take(1)[0]
+            if not isinstance(episodes, int) and done[episode.task] >= episodes[episode.task]:
+                continue
             self.attempts += 1
             frames = self._run(episode)
             if frames[-1][2].success:
                 self._write(dataset, frames)
                 self.recorded.append(episode)
+                done[episode.task] += 1
                 num_frames += len(frames)
             if on_progress:
                 on_progress(len(self.recorded), self.attempts)

@@ -96,15 +96,15 @@ def _demonstrations(run: Run, spec: SimulatorSpec, options: DemonstrationsConfig
         path = run.directory / "demonstrations"
         if not path.exists():
             _record(run, path, options)
-    return load(path, spec.contract, options.episodes)
+    return load(path, spec.contract, options.total)
 
 
 def _record(run: Run, path: Path, options: DemonstrationsConfig) -> None:
-    with ProgressLine("demonstrations", options.episodes) as progress:
+    with ProgressLine("demonstrations", options.total) as progress:
         summary = record(
             run.config.simulator,
             path,
-            options.episodes,
+            options.by_task or options.episodes,
             options.action_noise,
             run.config.seed,
             lambda successes, attempts: progress.update(successes, f"{attempts} attempts"),

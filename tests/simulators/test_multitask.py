@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from embodied_rl.algorithms.config import PPOConfig
 from embodied_rl.contracts import ContractMismatch, Episode
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
-from embodied_rl.run_config import RolloutConfig
+from embodied_rl.run_config import RolloutConfig, RunConfig
+from embodied_rl.training.demonstrations import OUR_FILE
+from embodied_rl.training.recording import record
 from policies.config import FlowMLPConfig
 from simulators.config import ManiSkillConfig
 from simulators.multitask import MultiTask
@@ -107,3 +114,32 @@ def test_a_batch_knows_its_tasks() -> None:
     sentences = {0: "pick up the red cube and move it to the green goal"}
     sentences[1] = "pull the cube onto the target"
     assert list(batch.observation.instruction) == [sentences[t] for t in batch.task.tolist()]
+
+
+def test_every_task_gets_its_own_number_of_demonstrations(tmp_path: Path) -> None:
+    summary = record(BOTH, tmp_path / "data", {PICK: 1, PULL: 3}, action_noise=0.0, seed=0)
+    assert (summary.episodes, summary.attempts) == (4, 4)
+    described = json.loads((tmp_path / "data" / OUR_FILE).read_text())
+    # Tasks take turns until they have enough.
+    assert [e["task"] for e in described["episodes"]] == [PICK, PULL, PULL, PULL]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"by_task": {PICK: 2}},
+            r"by_task counts PickCube-v1, but simulator.task is PickCube-v1, Pu",
+        ),
+        ({"by_task": {PICK: 2, PULL: 2}, "path": "data"}, r"path=data is there already"),
+        ({"by_task": {PICK: 2, PULL: 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(given: dict[str, Any], words: str) -> None:
+    options: dict[str, Any] = {
+        "simulator": BOTH,
+        "policy": FlowMLPConfig(),
+        "algorithm": PPOConfig(),
+    }
+    with pytest.raises(ValueError, match=words):
+        RunConfig(name="x", **options, demonstrations=given, imitation={})
