@@ -20,13 +20,9 @@ from embodied_rl.contracts import (
     StepOutcome,
 )
 from embodied_rl.rollout.planner import initial_states
-from embodied_rl.training.demonstrations import (
-    OUR_FILE,
-    BadDemonstrations,
-    Demonstrations,
-    load,
-    open_dataset,
-)
+from embodied_rl.run_config import DemonstrationsConfig
+from embodied_rl.training.demonstrations import Demonstrations, load
+from embodied_rl.training.lerobot_folder import OUR_FILE, BadDemonstrations, open_dataset
 from embodied_rl.training.recording import ExpertFails, record
 from line_world import Line, LineConfig
 
@@ -125,10 +121,10 @@ def test_episodes_are_successes_from_training_states(recorded: Path) -> None:
 
 
 def test_fewer_episodes_can_be_read_but_not_more(recorded: Path) -> None:
-    data = load(recorded, contract(), 2)
+    data = load(recorded, contract(), DemonstrationsConfig(episodes=2))
     assert data.num_episodes == 2
     with pytest.raises(BadDemonstrations, match=r"holds 6 episodes, but .*episodes=7"):
-        load(recorded, contract(), 7)
+        load(recorded, contract(), DemonstrationsConfig(episodes=7))
 
 
 def test_what_does_not_fit_is_named(recorded: Path, tmp_path: Path) -> None:
