@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ type _Rows = npt.NDArray[np.int64]
 
 _PART = 64
 """Frames that are decoded together where all are wanted, and at most in one go."""
+_WORTH_A_PROCESS = 4096
+"""Frames; fewer are decoded before worker processes would be ready."""
 _GAP = 8
 """Frames of a video that are decoded in vain rather than seeking anew."""
 
@@ -70,8 +73,8 @@ class Pictures(Dataset[Any]):
     def read_all(self) -> dict[str, Tensor]:
         """`read` of all rows."""
         parts = torch.split(torch.arange(len(self._frames)), _PART)
-        # A few pictures are decoded before a process would be started.
-        read = list(self.stream(parts) if len(parts) > 16 else map(self.read, parts))
+        few = len(self._frames) < _WORTH_A_PROCESS
+        read = list(map(self.read, parts) if few else self.stream(parts))
         return {c.name: torch.cat([part.pop(c.name) for part in read]) for c in self._cameras}
 
     def stream(self, parts: Iterable[Tensor]) -> Generator[dict[str, Tensor]]:
@@ -82,10 +85,11 @@ class Pictures(Dataset[Any]):
             batch_size=None,
             sampler=(rows.tolist() for rows in parts),
             num_workers=self._workers,
+            multiprocessing_context=_clean_processes() if self._workers else None,
             # The loader seeds its workers, which draw nothing, from a generator of its own: the
             # global one must not depend on where pictures are decoded.
             generator=torch.Generator(),
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=_leave_interrupts_to_the_parent,
         )
         for images in loader:
             if isinstance(images, BadDemonstrations):
@@ -179,9 +183,15 @@ def resized(picture: Tensor, height: int, width: int, how: Resize) -> Tensor:
     return result
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
-    # A forked worker has the parent's handlers, which would keep it from ending.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _clean_processes() -> Any:
+    """Workers are not forked from this process, whose threads may hold locks and which may render.
+    If simulators run in workers, the process that those are forked from serves these as well."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "lerobot.datasets.video_utils"])
+    return context
+
+
+def _leave_interrupts_to_the_parent(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

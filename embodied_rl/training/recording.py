@@ -218,7 +218,7 @@ def _quiet_encoders() -> None:
     os.environ.setdefault("SVT_LOG", "1")  # errors alone
     import av
 
-    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_libav_level(av.logging.ERROR)
 
 
 def _vector(name: str, size: int) -> dict[str, Any]:

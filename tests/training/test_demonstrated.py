@@ -209,7 +209,9 @@ def _furthest_from_recorded(config: Any, path: Path) -> float:
     simulator = build_simulator(config, RolloutConfig(num_slots=2, num_workers=0), chunk=1)
     contract = simulator.spec.contract
     data = load(path, contract)
-    demonstrations = replayable(path, config.model_dump(mode="json"), contract, first(data.num_episodes))
+    demonstrations = replayable(
+        path, config.model_dump(mode="json"), contract, first(data.num_episodes)
+    )
     for number, demonstration in enumerate(demonstrations):
         frames = data.observation.state[data.episode == number]
         assert len(frames) == len(demonstration.actions)
