@@ -15,7 +15,7 @@ from embodied_rl.contracts import ContractMismatch, Episode
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
 from embodied_rl.run_config import RolloutConfig, RunConfig
-from embodied_rl.training.demonstrations import OUR_FILE
+from embodied_rl.training.lerobot_folder import OUR_FILE
 from embodied_rl.training.recording import record
 from policies.config import FlowMLPConfig
 from simulators.config import ManiSkillConfig
