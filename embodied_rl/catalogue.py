@@ -22,6 +22,8 @@ PARTS: dict[str, dict[str, str]] = {
         "flow_vla": "policies.config:FlowVLAConfig",
         "token_vla": "policies.config:TokenVLAConfig",
         "fast_vla": "policies.config:FastVLAConfig",
+        "openvla": "policies.openvla_config:OpenVLAConfig",
+        "openvla_oft": "policies.openvla_config:OpenVLAOFTConfig",
         "gaussian_mlp": "policies.config:GaussianMLPConfig",
     },
     "algorithm": {

@@ -201,7 +201,11 @@ def parameters(bench: PolicyBench) -> str:
     values = {id(p) for p in policy.value_parameters()}
     if mine & values:
         raise Broken(f"{len(mine & values)} parameters are both the policy's and the value's")
-    left = [name for name, p in policy.named_parameters() if id(p) not in mine | values]
+    left = [
+        name
+        for name, p in policy.named_parameters()
+        if p.requires_grad and id(p) not in mine | values
+    ]
     if left:
         raise Doubtful(f"never trained, because in neither list: {', '.join(left[:4])}")
     return f"{len(mine)} of the policy, {len(values)} of the value"
