@@ -14,9 +14,14 @@ from embodied_rl.maths import tokens
 class Sampling(Protocol):
     """Options that say how tokens are drawn."""
 
-    temperature: float
-    top_k: int | None
-    top_p: float
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int | None: ...
+
+    @property
+    def top_p(self) -> float: ...
 
 
 class Chosen(NamedTuple):

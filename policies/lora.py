@@ -15,11 +15,12 @@ def add_adapters(module: nn.Module, names: Sequence[str], rank: int, alpha: floa
     from peft import LoraConfig, inject_adapter_in_model
 
     module.requires_grad_(False)
-    options: Any = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=[*names])
+    make: Any = LoraConfig
+    options = make(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=[*names])
     # The half that begins at random is the same however often a folder is loaded.
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(0)
-        inject_adapter_in_model(options, module)  # type: ignore[no-untyped-call]
+        torch.default_generator.manual_seed(0)
+        inject_adapter_in_model(options, module)
     for name, parameter in module.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.float()

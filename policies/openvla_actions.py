@@ -124,9 +124,9 @@ def _chosen_key(statistics: dict[str, Any], key: str | None, checkpoint: Checkpo
     if key is None and len(statistics) == 1:
         return next(iter(statistics))
     if key is None or key not in statistics:
-        said = "is needed" if key is None else f"={key} is not known"
+        said = " is needed" if key is None else f"={key} is not known"
         raise BadCheckpoint(
-            f"policy.unnorm_key {said}: the checkpoint {checkpoint.folder} has statistics of "
+            f"policy.unnorm_key{said}: the checkpoint {checkpoint.folder} has statistics of "
             f"{', '.join(sorted(statistics)) or 'nothing'}. For a robot of its own, set "
             f"policy.fit_statistics=true and demonstrations"
         )

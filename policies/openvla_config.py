@@ -22,6 +22,7 @@ class OpenVLACheckpointConfig(ValueConfig):
     policy_class: ClassVar[str]
     example: ClassVar[str]
     """A checkpoint on the Hub."""
+    chunk: int
     path: str | None = None
     """The checkpoint: a folder as downloaded, or its name on the Hugging Face Hub. Needed, but for
     a policy folder that this project saved. Code that lies in it is never run."""

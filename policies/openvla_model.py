@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from timm.layers import LayerScale
+from timm.layers.layer_scale import LayerScale
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,10 +33,11 @@ class OpenVLAModel(nn.Module):
         super().__init__()
         self.vision_backbone = VisionBackbone(description)
         text: Any = {k: v for k, v in description.text.items() if k not in ("dtype", "torch_dtype")}
-        sizes = LlamaConfig(**text, attn_implementation="sdpa")
+        sizes = LlamaConfig(**text | {"attn_implementation": "sdpa"})
         width: int = sizes.hidden_size
+        language_model: Any = LlamaForCausalLM
         self.projector = Projector(self.vision_backbone.width, width)
-        self.language_model: Any = LlamaForCausalLM(sizes)
+        self.language_model: Any = language_model(sizes)
         self.proprio_projector = None if state_dim is None else ProprioProjector(state_dim, width)
         self.action_head = None if head_sizes is None else ActionHead(*head_sizes)
 
@@ -64,7 +65,8 @@ class OpenVLAModel(nn.Module):
     def logits(self, hidden: Tensor, first: int, count: int) -> Tensor:
         """Logits [..., count] of the token ids from `first` on."""
         weight = self.language_model.lm_head.weight[first : first + count]
-        return hidden @ weight.T
+        found: Tensor = hidden @ weight.T
+        return found
 
     def idle(self) -> Iterator[nn.Module]:
         """What the release carries along without using it."""
@@ -91,12 +93,12 @@ class VisionBackbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features [B, P, width] of images [B, 6, size, size], three channels for each."""
-        views = zip(self.featurizers(), pixels.split(3, dim=1), strict=True)
+        views = zip(self.featurizers(), pixels.chunk(2, dim=1), strict=True)
         return torch.cat([_patch_features(network, view) for network, view in views], dim=-1)
 
 
 def _featurizer(description: Description, number: int) -> Any:
-    network = timm.create_model(
+    network: Any = timm.create_model(
         description.timm_model_ids[number],
         pretrained=False,
         num_classes=0,

@@ -6,6 +6,7 @@ Ids are those of the release, so that the vocabulary is as large as there.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def lively(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Weights of trained size: new ones are so small that nothing would depend on anything."""
     if tensor.ndim >= 2 and "lm_head" not in name:
         inputs = tensor[0].numel() if "embed" not in name else 1
-        return torch.randn_like(tensor) / inputs**0.5
+        return torch.randn_like(tensor) / math.sqrt(inputs)
     if "lm_head" in name:
         return torch.randn_like(tensor) * 0.3
     if "scale_factor" in name:
