@@ -252,6 +252,7 @@ class RunConfig(Config):
             _policy_needs_cameras,
             _preludes_need_single_scenes,
             _policy_has_the_ratio_level,
+            _policy_can_explore,
             _demonstrated_starts_need_demonstrations,
             _normalised_values_are_numbers,
         ):
@@ -346,6 +347,14 @@ def _policy_has_the_ratio_level(run: RunConfig) -> None:
     problem = refusal(run.policy, level, rule)
     if problem:
         raise ValueError(problem)
+
+
+def _policy_can_explore(run: RunConfig) -> None:
+    if run.iterations and not getattr(run.policy, "explores", True):
+        raise ValueError(
+            "this policy has no likelihood to learn from by trial, as with policy.head=l1; set "
+            "iterations=0 to imitate and evaluate it, or choose a policy that explores"
+        )
 
 
 def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:
