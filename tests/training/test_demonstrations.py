@@ -155,11 +155,17 @@ def test_a_foreign_data_set_is_checked_by_its_columns(recorded: Path) -> None:
         ours.write_text(text)
 
 
+class Large(Watched):
+    """Its pictures are large enough for videos."""
+
+    size = (32, 48)
+
+
 class LargeConfig(LineConfig):
-    """Builds lines whose pictures are large enough for videos."""
+    """Builds one large line."""
 
     def build_environment(self) -> Environment:
-        return type("Large", (Watched,), {"size": (32, 48)})(self)
+        return Large(self)
 
 
 def test_videos_are_recorded(tmp_path: Path) -> None:

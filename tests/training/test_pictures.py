@@ -204,7 +204,7 @@ def test_a_size_by_hand() -> None:
     def sized(height: int, width: int, how: Any) -> list[list[int]]:
         result = resized(picture, height, width, how)
         assert torch.equal(result[..., 0], result[..., 2])
-        return result[..., 0].tolist()  # type: ignore[no-any-return]
+        return result[..., 0].tolist()
 
     assert sized(1, 2, "stretch") == sized(1, 2, "crop") == sized(1, 2, "pad") == [[3, 25]]
     assert sized(2, 2, "stretch") == [[1, 15], [5, 35]]
@@ -223,7 +223,7 @@ def test_pictures_of_another_size_need_to_be_told_how(foreign: Path) -> None:
     for how in ("crop", "pad", "stretch"):
         data = load(foreign, small, options(foreign, resize=how))
         assert data.observation.images["front"].shape[1:] == (16, 16, 3)
-        expected = resized(lerobots(dataset, 20, WIDE), 16, 16, how)  # type: ignore[arg-type]
+        expected = resized(lerobots(dataset, 20, WIDE), 16, 16, how)
         assert torch.equal(data.observation.images["front"][20], expected)
 
 
