@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embodied_rl.maths import tokens
 
-
-class Sampling(Protocol):
-    """Options that say how tokens are drawn."""
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def top_k(self) -> int | None: ...
-
-    @property
-    def top_p(self) -> float: ...
+if TYPE_CHECKING:
+    from policies.config import SamplingConfig
 
 
 class Chosen(NamedTuple):
@@ -35,7 +25,7 @@ class Chosen(NamedTuple):
     """bool [..., V]; None if every token was."""
 
 
-def choose(options: Sampling, logits: Tensor, uniform: Tensor | None) -> Chosen:
+def choose(options: SamplingConfig, logits: Tensor, uniform: Tensor | None) -> Chosen:
     """Tokens [...] of logits [..., V]: drawn with the numbers [...], or the likeliest if there are
     none."""
     kept = tokens.likeliest(logits, options.temperature, options.top_k, options.top_p)

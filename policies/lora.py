@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,13 +18,19 @@ def add_adapters(module: nn.Module, names: Sequence[str], rank: int, alpha: floa
     module.requires_grad_(False)
     make: Any = LoraConfig
     options = make(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=[*names])
-    # The half that begins at random is the same however often a folder is loaded.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+    with repeatable():
         inject_adapter_in_model(options, module)
     for name, parameter in module.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.float()
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """The half of an adapter that begins at random is the same however often a folder is loaded."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
 
 
 @torch.no_grad()

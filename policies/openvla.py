@@ -15,11 +15,12 @@ from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Obse
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
 from policies import openvla_checkpoint
+from policies.checkpoints import BadCheckpoint
 from policies.chosen import Chosen, choose, together
 from policies.layers import require_observation
 from policies.lora import add_adapters, merged_weights
 from policies.openvla_actions import Robot, token_values, tokens_of
-from policies.openvla_checkpoint import BadCheckpoint, Checkpoint
+from policies.openvla_checkpoint import Checkpoint
 from policies.openvla_inputs import Images, Prompts
 from policies.value_head import ValueHead
 

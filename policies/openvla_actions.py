@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied_rl.contracts import Contract
-from policies.openvla_checkpoint import BadCheckpoint
+from policies.checkpoints import BadCheckpoint
 
 if TYPE_CHECKING:
     from policies.openvla_checkpoint import Checkpoint

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embodied_rl.files import write_json
+from embodied_rl.weights import misfit
+from policies.checkpoints import BadCheckpoint, local_folder, pickled_in
 from policies.openvla_model import HeadSizes, OpenVLAModel
 
 _CONFIG, _STATISTICS = "config.json", "dataset_statistics.json"
@@ -35,10 +37,6 @@ _REFUSED_PARTS = {
     "or with tokens",
     "vision_backbone": "its FiLM-conditioned vision (OFT+) is not supported; take one without FiLM",
 }
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be used; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +89,7 @@ class Checkpoint:
 
 def resolve(path: str) -> Path:
     """The local folder of a checkpoint, downloaded if `path` names one on the Hub."""
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    if folder.exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
-        raise BadCheckpoint(f"policy.path={path} is no folder; give one with a checkpoint")
-    from huggingface_hub import snapshot_download
-
-    wanted = ["*.json", "*.safetensors", "*.model", "*--*_checkpoint.*"]
-    try:
-        return Path(snapshot_download(path, allow_patterns=wanted))
-    except Exception as error:
-        raise BadCheckpoint(
-            f"policy.path={path} is no folder here and cannot be fetched from the Hugging Face Hub "
-            f"({type(error).__name__}); go online, or download it elsewhere and give its folder"
-        ) from error
+    return local_folder(path, ["*.json", "*.safetensors", "*.model", "*--*_checkpoint.*"])
 
 
 def read(folder: Path) -> Checkpoint:
@@ -207,9 +191,9 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
-    pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
+    pickled = pickled_in(folder)
     advice = (
-        f". Pickled weights ({pickled[0]}) are not read, because they can run code: take the "
+        f". Pickled weights ({pickled}) are not read, because they can run code: take the "
         f"checkpoint's safetensors"
         if pickled
         else ""
@@ -231,18 +215,8 @@ def _shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
 
 def _require_equal(model: OpenVLAModel, found: dict[str, tuple[int, ...]], folder: Path) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    problems += [f"{name} is not known" for name in found if name not in wanted]
-    problems += [
-        f"{name} has shape {list(found[name])} instead of {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise BadCheckpoint(
-            f"the weights in {folder} do not fit its {_CONFIG}: {'; '.join(problems[:5])}{more}"
-        )
+    if problem := misfit(wanted, found):
+        raise BadCheckpoint(f"the weights in {folder} do not fit its {_CONFIG}: {problem}")
 
 
 def _part(folder: Path, name: str) -> Part | None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from embodied_rl import catalogue
-from policies.config import ValueConfig
+from policies.config import SamplingConfig, ValueConfig
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Contract, Policy
 
 
-class OpenVLACheckpointConfig(ValueConfig):
+class OpenVLACheckpointConfig(ValueConfig, SamplingConfig):
     """What OpenVLA and OpenVLA-OFT share: how a released checkpoint is used and explored."""
 
     needs_cameras: ClassVar[bool] = True
@@ -41,12 +41,6 @@ class OpenVLACheckpointConfig(ValueConfig):
     gripper: Literal["raw", "signed", "flipped"] = "raw"
     """What becomes of the action's last entry. Most data sets have 1 for open and 0 for closed:
     `signed` makes that +1 and -1, `flipped` -1 and +1 (LIBERO)."""
-    temperature: float = Field(1.0, gt=0.0)
-    """Of exploration; the log-probabilities are those of the same distribution."""
-    top_k: int | None = Field(None, ge=1)
-    """Explore among this many likeliest tokens only."""
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """Explore among the likeliest tokens that make up this probability."""
     trainable: Literal["all", "lora"] = "lora"
     """What learns: everything that is used, or low-rank adapters (LoRA, arXiv:2106.09685) in all
     its linear layers but the word head, which are merged into the weights on saving."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import affine_grid, grid_sample, interpolate
 
 from embodied_rl.contracts import Contract, Observation
-from policies.openvla_checkpoint import BadCheckpoint
+from policies.checkpoints import BadCheckpoint
 
 if TYPE_CHECKING:
     from policies.openvla_checkpoint import Checkpoint

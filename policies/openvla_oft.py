@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
+from policies.checkpoints import BadCheckpoint
 from policies.chosen import choose
 from policies.openvla import OpenVLA, Prefix, SpokenActions, masked_mean
-from policies.openvla_checkpoint import BadCheckpoint, Checkpoint
+from policies.openvla_checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness

@@ -15,7 +15,8 @@ from timm import create_model
 from transformers import LlamaForCausalLM
 
 from embodied_rl.contracts import Camera, Contract
-from policies.openvla_checkpoint import BadCheckpoint, load_model, read, resolve
+from policies.checkpoints import BadCheckpoint
+from policies.openvla_checkpoint import load_model, read, resolve
 from policies.openvla_config import OpenVLAConfig, OpenVLAOFTConfig
 from policies.openvla_model import OpenVLAModel
 from tiny_openvla import config_json, description_of, statistics, write_openvla

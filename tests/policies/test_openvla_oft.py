@@ -18,9 +18,9 @@ from embodied_rl.correctness.policy import GATES, examine_policy
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RolloutConfig, RunConfig
 from embodied_rl.training.policy_folder import load_policy, save_policy
+from policies.checkpoints import BadCheckpoint
 from policies.openvla import OpenVLA
 from policies.openvla_actions import token_values
-from policies.openvla_checkpoint import BadCheckpoint
 from policies.openvla_config import OpenVLAConfig, OpenVLAOFTConfig
 from policies.openvla_oft import OpenVLAOFT
 from seen_line import SeenLineConfig
