@@ -19,13 +19,15 @@ from policies.checkpoints import BadCheckpoint
 from policies.flow_head import ChainSize, FlowHead
 from policies.layers import LARGEST_STATE, require_observation
 from policies.lerobot_adapters import set_trainable
-from policies.lerobot_backbones import Backbone, Prefix, backbone_of
+from policies.lerobot_backbones import backbone_of
 from policies.lerobot_checkpoint import (
     load_native,
     resolve,
     save_vlm_description,
     type_of,
 )
+from policies.lerobot_denoising import Backbone, Prefix
+from policies.lerobot_layers import Memory
 from policies.lerobot_processors import Processors
 from policies.lora import merged_weights
 from policies.value_head import ValueHead
@@ -53,7 +55,7 @@ class LerobotFlow(nn.Module):
             folder, self.architecture["native"], contract, config.tokenizer
         )
         self.native = load_native(folder, config)
-        self.backbone: Backbone = backbone_of(self.native)
+        self.backbone: Backbone = backbone_of(self.native, config)
         self._require_fitting(path)
         self._cameras = cameras_of(self.backbone.images, config.cameras, contract)
         set_trainable(self.backbone, config)
@@ -82,15 +84,17 @@ class LerobotFlow(nn.Module):
         """Decide for B environments (contracts.Policy)."""
         with torch.no_grad():
             prefix = self._prefix(observation)
-            value = self._estimate(observation, prefix).value
-            return self.head.sample(self.backbone.velocity, prefix, value, generator, mode)
+            memory = self.backbone.memory(prefix)
+            value = self._estimate(prefix, memory).value
+            return self.head.sample(self.backbone.velocity, memory, value, generator, mode)
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
         prefix = self._prefix(observation)
-        found = self._estimate(observation, prefix)
-        prefixes = prefix.repeat(self.head.num_scored(trace))
-        return self.head.score(self.backbone.velocity, prefixes, found, trace)
+        memory = self.backbone.memory(prefix)
+        found = self._estimate(prefix, memory)
+        memories = memory.repeat(self.head.num_scored(trace))
+        return self.head.score(self.backbone.velocity, memories, found, trace)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
@@ -98,7 +102,7 @@ class LerobotFlow(nn.Module):
 
     def estimate(self, observation: Observation) -> Estimate:
         """Expected return, with the histogram that it is the mean of if there is one."""
-        return self._estimate(observation, self._prefix(observation))
+        return self._estimate(self._prefix(observation))
 
     def prepare(self, observation: Observation) -> dict[str, Tensor]:
         """The prefix (contracts.Policy), unless what it is made with learns."""
@@ -115,9 +119,9 @@ class LerobotFlow(nn.Module):
     ) -> Tensor:
         """Flow-matching loss of chunks [B, imitated_steps, A] (contracts.Policy), at times drawn as
         lerobot draws them."""
-        prefix = self._prefix(observation)
+        memory = self.backbone.memory(self._prefix(observation))
         time = self.backbone.imitation_times(len(actions), generator).to(actions.device)
-        return self.head.loss(self.backbone.velocity, prefix, actions, valid, generator, time)
+        return self.head.loss(self.backbone.velocity, memory, actions, valid, generator, time)
 
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Take statistics from demonstrations, where the checkpoint brought none of its own."""
@@ -160,22 +164,25 @@ class LerobotFlow(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._prefix_learns):
             return self.backbone.prefix(self.processors.inputs(observation, self._cameras))
 
-    def _estimate(self, observation: Observation, prefix: Prefix) -> Estimate:
+    def _estimate(self, prefix: Prefix, memory: Memory | None = None) -> Estimate:
         with torch.no_grad():
             state = prefix.state[:, : self.contract.state_dim]
             if self._config.value_from == "vlm":
                 seen = prefix.pooled
             else:
-                shape = (len(observation), self.head.size.steps, self.head.size.dims)
-                nowhere = torch.zeros(shape, device=state.device)
-                begin = torch.ones(len(observation), device=state.device)
-                _, features = self.backbone.velocity(prefix, nowhere, begin)
-                seen = features[:, : self.chunk].mean(dim=1)
+                seen = self._calm_features(memory or self.backbone.memory(prefix))
             # Whatever scale the features have, the value head begins with moderate ones.
             seen = layer_norm(seen, seen.shape[-1:])
         state = state.clamp(-LARGEST_STATE, LARGEST_STATE)
         found: Estimate = self.value_network(torch.cat([seen, state], dim=-1))
         return found
+
+    def _calm_features(self, memory: Memory) -> Tensor:
+        """The expert's mean output [B, width] at the executed steps, of zero noise at time 1."""
+        batch, device = len(memory.view.mask), memory.view.mask.device
+        nowhere = torch.zeros(batch, self.head.size.steps, self.head.size.dims, device=device)
+        _, features = self.backbone.velocity(memory, nowhere, torch.ones(batch, device=device))
+        return features[:, : self.chunk].mean(dim=1)
 
     def _require_fitting(self, path: str) -> None:
         """Chunk and sizes fit; a plain lerobot will be told the simulator's sizes."""
