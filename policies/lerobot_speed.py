@@ -22,29 +22,29 @@ def compiled[**P](function: Callable[P, Tensor], how: Compile) -> Callable[P, Te
     """
     if how == "none":
         return function
-    require_compiler(how)
+    _require_compiler(how)
     if how == "default":
         made: Callable[P, Tensor] = torch.compile(function)
         return made
-    replayed: Callable[P, Tensor] = torch.compile(function, mode="reduce-overhead")
+    return _replayed(function)
 
-    def copied(*arguments: P.args, **named: P.kwargs) -> Tensor:
-        # The next replay writes over what this one returns.
+
+def _replayed[**P](function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Compiled, and replayed as one CUDA graph where no gradient is wanted."""
+    replay = torch.compile(function, mode="reduce-overhead")
+
+    def call(*arguments: P.args, **named: P.kwargs) -> Tensor:
+        # With gradients, every batch size would keep activations of its own for good.
+        if torch.is_grad_enabled():
+            return function(*arguments, **named)
         torch.compiler.cudagraph_mark_step_begin()
-        return replayed(*arguments, **named).clone()
+        # The next replay writes over what this one returns.
+        return replay(*arguments, **named).clone()
 
-    def chosen(*arguments: P.args, **named: P.kwargs) -> Tensor:
-        # A graph of the backward pass would keep the activations of one batch size each.
-        return (
-            function(*arguments, **named)
-            if torch.is_grad_enabled()
-            else copied(*arguments, **named)
-        )
-
-    return chosen
+    return call
 
 
-def require_compiler(how: Compile) -> None:
+def _require_compiler(how: Compile) -> None:
     """Raise ValueError naming what is missing for torch.compile."""
     if how == "cuda_graphs" and not torch.cuda.is_available():
         raise ValueError(
@@ -54,8 +54,9 @@ def require_compiler(how: Compile) -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise ValueError(
-            f"policy.compile={how} needs a C++ compiler, and {compiler} is not on the PATH; install "
-            f"one (such as the package g++), name another in CXX, or set policy.compile=none"
+            f"policy.compile={how} needs a C++ compiler, and {compiler} is not on the PATH; "
+            f"install one (such as the package g++), name another in CXX, or set "
+            f"policy.compile=none"
         )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
