@@ -6,15 +6,21 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from embodied_rl.contracts import Observation
+from embodied_rl.algorithms.config import PPOConfig
+from embodied_rl.algorithms.ppo import PPO
+from embodied_rl.contracts import Contract, Observation
 from embodied_rl.maths.randomness import standard_normal
+from embodied_rl.rollout.build import build_simulator
+from embodied_rl.rollout.planner import TrainingPlanner
+from embodied_rl.run_config import RolloutConfig
 from policies.lerobot_config import LerobotFlowConfig
+from seen_line import SeenLineConfig
 from tiny_vla import (
     CHUNK_SIZE,
     CONTRACT,
@@ -45,12 +51,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_checkpoint(kind, base / kind) for kind in KINDS}
 
 
-def build(folder: Path, **given: Any) -> Any:
+def build(folder: Path, contract: Contract = CONTRACT, **given: Any) -> Any:
     known = {"path": str(folder), "tokenizer": words_of(folder), "chunk": 2, "value_hidden_size": 8}
     torch.manual_seed(0)
-    return LerobotFlowConfig.model_validate({**known, "denoise_steps": STEPS, **given}).build(
-        CONTRACT
-    )
+    config = LerobotFlowConfig.model_validate({**known, "denoise_steps": STEPS, **given})
+    return config.build(contract)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -161,6 +166,36 @@ def test_a_rounded_prefix_is_kept_rounded(kind: str, folders: dict[str, Path]) -
     ready = replace(seen, images={}, prepared=made)
     wanted = policy.act(seen, seeded(), "explore").log_prob
     assert torch.equal(policy.act(ready, seeded(), "explore").log_prob, wanted)
+
+
+def test_an_update_with_the_kept_prefix_is_the_same(tmp_path: Path) -> None:
+    rollout = RolloutConfig(num_slots=4, halves=1, num_workers=0)
+    simulator = build_simulator(SeenLineConfig(cameras=2), rollout, chunk=2)
+    contract = simulator.spec.contract
+    folder = write_checkpoint("pi0", tmp_path / "pi0", contract)
+    options = PPOConfig(
+        decisions_per_iteration=4,
+        minibatch_size=8,
+        epochs=2,
+        critic_warmup_iterations=0,
+        max_kl=None,
+        learning_rate=1e-4,
+    )
+    first, second = (PPO(options, build(folder, contract), 0) for _ in range(2))
+    before = {n: p.clone() for n, p in cast("Any", first.policy).named_parameters()}
+    planner = TrainingPlanner("line", 0)
+    batch = first.collector(simulator, planner, seeded(), 1).collect()
+    assert batch.observation.prepared
+    bare = replace(batch, observation=replace(batch.observation, prepared={}))
+    found, wanted = first.update(batch, 0), second.update(bare, 0)
+    assert found["policy_loss"] == pytest.approx(wanted["policy_loss"], abs=1e-6)
+    others = second.policy.state_dict()
+    moved = 0.0
+    for name, weight in first.policy.state_dict().items():
+        torch.testing.assert_close(weight, others[name], atol=1e-6, rtol=0)
+        if name in before:
+            moved = max(moved, float((weight - before[name]).abs().max()))
+    assert moved > 1e-4
 
 
 def test_a_compiled_step_is_the_same(tmp_path: Path) -> None:
