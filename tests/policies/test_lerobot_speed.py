@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
 
 from embodied_rl.algorithms.config import PPOConfig
 from embodied_rl.algorithms.ppo import PPO
-from embodied_rl.contracts import Contract, Observation
+from embodied_rl.contracts import Contract
 from embodied_rl.maths.randomness import standard_normal
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.run_config import RolloutConfig
+from learning import kept_bytes, learned
 from policies.lerobot_config import LerobotFlowConfig
 from seen_line import SeenLineConfig
 from tiny_vla import (
@@ -60,31 +60,6 @@ def build(folder: Path, contract: Contract = CONTRACT, **given: Any) -> Any:
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def learned(policy: Any, seen: Observation, trace: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of the score of recorded decisions, by name."""
-    policy.zero_grad()
-    scored = policy.evaluate(seen, trace)
-    (scored.log_prob.sum() + scored.value.sum()).backward()
-    return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
-
-
-def kept_bytes(policy: Any, seen: Observation, trace: dict[str, Tensor]) -> int:
-    """Bytes that are kept for the gradient of a score, weights left out."""
-    weights = {p.untyped_storage().data_ptr() for p in policy.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        scored = policy.evaluate(seen, trace)
-    del scored
-    return sum(kept.values())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +169,7 @@ def test_an_update_with_the_kept_prefix_is_the_same(tmp_path: Path) -> None:
     for name, weight in first.policy.state_dict().items():
         torch.testing.assert_close(weight, others[name], atol=1e-6, rtol=0)
         if name in before:
-            moved = max(moved, float((weight - before[name]).abs().max()))
+            moved = max(moved, float((weight - before[name]).detach().abs().max()))
     assert moved > 1e-4
 
 
