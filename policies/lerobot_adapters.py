@@ -10,8 +10,8 @@ from policies.checkpoints import BadCheckpoint
 from policies.lora import repeatable
 
 if TYPE_CHECKING:
-    from policies.lerobot_backbones import Backbone
     from policies.lerobot_config import LerobotFlowConfig
+    from policies.lerobot_denoising import Backbone
 
 
 def set_trainable(backbone: Backbone, options: LerobotFlowConfig) -> None:

@@ -138,7 +138,8 @@ class SmolBackbone(Backbone):
     def _stride(self) -> int:
         """Layers of SmolVLM to one of the expert."""
         both = self.model.vlm_with_expert
-        return max(1, both.num_vlm_layers // both.num_expert_layers)
+        stride: int = max(1, both.num_vlm_layers // both.num_expert_layers)
+        return stride
 
     def _frequencies(self, device: torch.device) -> Tensor:
         size: int = self.model.vlm_with_expert.config.text_config.head_dim
@@ -151,10 +152,9 @@ class SmolBackbone(Backbone):
 
         images, present = self.native.prepare_images(dict(batch))
         state = self.native.prepare_state(batch)
-        made = self.model.embed_prefix(
-            images, present, batch[TOKENS], batch[_TOKEN_MASK], state=state
+        embedded, real, blocks = self._remade(
+            self.model.embed_prefix, images, present, batch[TOKENS], batch[_TOKEN_MASK], state
         )
-        embedded, real, blocks = made
         text = self.model.vlm_with_expert.vlm.model.text_model
         dtype = text.layers[0].self_attn.q_proj.weight.dtype
         mask = hiding(make_att_2d_masks(real, blocks)[:, None], dtype)

@@ -148,15 +148,11 @@ class Backbone:
         )
         return wave.float()
 
-    def _remade[**P](
-        self, make: Callable[P, Tensor], *arguments: P.args, **named: P.kwargs
-    ) -> Tensor:
+    def _remade[T](self, make: Callable[..., T], *arguments: object) -> T:
         """What `make` gives; its activations are not kept if they can be computed again."""
         if not (self.checkpointed and torch.is_grad_enabled()):
-            return make(*arguments, **named)
-        found: Tensor = checkpoint(
-            make, *arguments, use_reentrant=False, preserve_rng_state=False, **named
-        )
+            return make(*arguments)
+        found: T = checkpoint(make, *arguments, use_reentrant=False, preserve_rng_state=False)
         return found
 
     def _view(self, mask: Tensor, positions: Tensor, frequencies: Tensor) -> View:

@@ -37,7 +37,7 @@ def _replayed[**P](function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         # With gradients, every batch size would keep activations of its own for good.
         if torch.is_grad_enabled():
             return function(*arguments, **named)
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         # The next replay writes over what this one returns.
         return replay(*arguments, **named).clone()
 

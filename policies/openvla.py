@@ -221,7 +221,7 @@ class OpenVLA(nn.Module):
         with torch.set_grad_enabled(grad), self._rounding():
             pixels = self.images(observation).to(getattr(torch, self._config.dtype))
             features: Tensor = self.model.vision_backbone(pixels.flatten(0, 1))
-        return features.unflatten(0, pixels.shape[:2])
+        return features.view(*pixels.shape[:2], *features.shape[1:])
 
     def _rounding(self) -> torch.autocast:
         """Within it, networks compute in the option's precision."""

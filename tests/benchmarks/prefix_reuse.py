@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vla_sampling import clock_of, turns
 
 from embodied_rl.algorithms.config import PPOConfig
 from embodied_rl.algorithms.ppo import PPO
@@ -29,6 +28,7 @@ from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.run_config import RolloutConfig
 from policies.lerobot_config import LerobotFlowConfig
+from vla_sampling import clock_of, turns
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
@@ -54,7 +54,8 @@ class Both:
         for name in ("reused", "read again"):
             torch.manual_seed(0)
             with tiny_sizes(size):
-                policy: Any = config.build(contract).to(torch.device(device))
+                policy: Any = config.build(contract)
+            policy.to(device)
             self.learners[name] = PPO(PPOConfig.model_validate(options), policy, seed=0)
         generator = torch.Generator(device).manual_seed(0)
         planner = TrainingPlanner("line", 0)

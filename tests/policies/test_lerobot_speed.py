@@ -98,6 +98,18 @@ def test_an_image_that_is_missing_is_masked_as_lerobot_does(folders: dict[str, P
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["pi0", "smolvla"])
+def test_pictures_become_inputs_on_their_own_device(kind: str, folders: dict[str, Path]) -> None:
+    """A meta tensor cannot be copied anywhere; pi0.5 does copy the state, which it reads as
+    words."""
+    policy, seen = build(folders[kind]), observation(2).to("meta")
+    assert {image.dtype for image in seen.images.values()} == {torch.uint8}
+    made = policy.processors.inputs(seen, policy._cameras)
+    assert made["observation.images.front"].dtype == torch.float32
+    tensors = [value for value in made.values() if isinstance(value, torch.Tensor)]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
 @every_kind
 def test_checkpointed_gradients_are_the_same_and_keep_less(
     kind: str, folders: dict[str, Path]

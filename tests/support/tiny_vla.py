@@ -51,15 +51,21 @@ class PiSize:
     image: int = 56
     chunk: int = CHUNK_SIZE
     steps: int = STEPS
+    is_real: bool = False
+    """Leave lerobot's own sizes as they are; image, chunk and steps still count."""
 
 
 TINY = PiSize()
 MEDIUM = PiSize(512, 8, 256, 64, 256, 4, 112, 50, 10)
+REAL = PiSize(image=224, chunk=50, steps=10, is_real=True)
 
 
 @contextlib.contextmanager
 def tiny_sizes(size: PiSize = TINY) -> Iterator[None]:
     """pi0 and pi0.5 are built tiny, or as large as said."""
+    if size.is_real:
+        yield
+        return
     modules = [importlib.import_module(f"lerobot.policies.{k}.modeling_{k}") for k in KINDS[:2]]
     names = (
         "get_gemma_config",
