@@ -11,8 +11,8 @@ from policies.checkpoints import BadCheckpoint
 from policies.lora import add_adapters, repeatable
 
 if TYPE_CHECKING:
-    from policies.lerobot_backbones import Backbone
     from policies.lerobot_config import LerobotFlowConfig, LerobotTokensConfig
+    from policies.lerobot_denoising import Backbone
     from policies.lerobot_speech import Speech
 
 _LANGUAGE = r".*\.language_model\.layers\..*"

@@ -38,8 +38,17 @@ class LerobotFlowConfig(FlowConfig, ValueConfig):
     """A regular expression for the names of the modules to adapt; by default those that lerobot
     adapts: queries and values of the action expert, and the projections."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the frozen vision-language model. What learns, the denoising chain and its likelihood are
-    float32 in any case."""
+    """Of the frozen vision-language model."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """In which the action expert computes. Its weights, the denoising chain and the likelihood are
+    float32 in any case. With bfloat16, log-probabilities depend a little on how decisions are
+    batched: a ratio_tolerance of about 0.3 is then needed."""
+    gradient_checkpointing: bool = False
+    """Keep no activations within the layers and compute them again for the gradient: less memory,
+    about a third more time."""
+    compile: Literal["none", "default", "cuda_graphs"] = "none"
+    """Compile the denoising step with torch.compile, which takes minutes once and a C++ compiler;
+    `cuda_graphs` also replays it as one graph while decisions are drawn, on CUDA devices alone."""
     value_from: Literal["vlm", "expert"] = "vlm"
     """What the value is read from, without gradients into it: the mean of the vision-language
     model's outputs at the real tokens (pi_RL's V_vlm), or of the expert's at the executed steps

@@ -18,14 +18,16 @@ from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Obse
 from policies.flow_head import ChainSize, FlowHead
 from policies.layers import LARGEST_STATE, require_observation
 from policies.lerobot_adapters import set_trainable
-from policies.lerobot_backbones import Backbone, Prefix, backbone_of
+from policies.lerobot_backbones import backbone_of
 from policies.lerobot_checkpoint import (
     load_native,
     resolve,
     save_vlm_description,
     type_of,
 )
+from policies.lerobot_denoising import Backbone, Prefix
 from policies.lerobot_fitting import cameras_of, require_fitting
+from policies.lerobot_layers import Memory
 from policies.lerobot_processors import Processors
 from policies.lora import merged_weights
 from policies.value_head import ValueHead
@@ -54,7 +56,7 @@ class LerobotFlow(nn.Module):
         # A plain lerobot then samples as this policy does.
         steps = "num_steps" if self.native.name == "smolvla" else "num_inference_steps"
         setattr(self.native.config, steps, config.denoise_steps)
-        self.backbone: Backbone = backbone_of(self.native)
+        self.backbone: Backbone = backbone_of(self.native, config)
         fitted = bool(self.processors.missing_statistics)
         require_fitting(self.native, contract, self.chunk, fitted, path)
         self._cameras = cameras_of(self.backbone.images, config.cameras, contract)
@@ -84,15 +86,17 @@ class LerobotFlow(nn.Module):
         """Decide for B environments (contracts.Policy)."""
         with torch.no_grad():
             prefix = self._prefix(observation)
-            value = self._estimate(observation, prefix).value
-            return self.head.sample(self.backbone.velocity, prefix, value, generator, mode)
+            memory = self.backbone.memory(prefix)
+            value = self._estimate(prefix, memory).value
+            return self.head.sample(self.backbone.velocity, memory, value, generator, mode)
 
     def evaluate(self, observation: Observation, trace: Mapping[str, Tensor]) -> Evaluation:
         """Score recorded decisions (contracts.Policy)."""
         prefix = self._prefix(observation)
-        found = self._estimate(observation, prefix)
-        prefixes = prefix.repeat(self.head.num_scored(trace))
-        return self.head.score(self.backbone.velocity, prefixes, found, trace)
+        memory = self.backbone.memory(prefix)
+        found = self._estimate(prefix, memory)
+        memories = memory.repeat(self.head.num_scored(trace))
+        return self.head.score(self.backbone.velocity, memories, found, trace)
 
     def value(self, observation: Observation) -> Tensor:
         """Expected return [B]."""
@@ -100,7 +104,7 @@ class LerobotFlow(nn.Module):
 
     def estimate(self, observation: Observation) -> Estimate:
         """Expected return, with the histogram that it is the mean of if there is one."""
-        return self._estimate(observation, self._prefix(observation))
+        return self._estimate(self._prefix(observation))
 
     def prepare(self, observation: Observation) -> dict[str, Tensor]:
         """The prefix (contracts.Policy), unless what it is made with learns."""
@@ -117,9 +121,9 @@ class LerobotFlow(nn.Module):
     ) -> Tensor:
         """Flow-matching loss of chunks [B, imitated_steps, A] (contracts.Policy), at times drawn as
         lerobot draws them."""
-        prefix = self._prefix(observation)
+        memory = self.backbone.memory(self._prefix(observation))
         time = self.backbone.imitation_times(len(actions), generator).to(actions.device)
-        return self.head.loss(self.backbone.velocity, prefix, actions, valid, generator, time)
+        return self.head.loss(self.backbone.velocity, memory, actions, valid, generator, time)
 
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Take statistics from demonstrations, where the checkpoint brought none of its own."""
@@ -162,19 +166,22 @@ class LerobotFlow(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._prefix_learns):
             return self.backbone.prefix(self.processors.inputs(observation, self._cameras))
 
-    def _estimate(self, observation: Observation, prefix: Prefix) -> Estimate:
+    def _estimate(self, prefix: Prefix, memory: Memory | None = None) -> Estimate:
         with torch.no_grad():
             state = prefix.state[:, : self.contract.state_dim]
             if self._config.value_from == "vlm":
                 seen = prefix.pooled
             else:
-                shape = (len(observation), self.head.size.steps, self.head.size.dims)
-                nowhere = torch.zeros(shape, device=state.device)
-                begin = torch.ones(len(observation), device=state.device)
-                _, features = self.backbone.velocity(prefix, nowhere, begin)
-                seen = features[:, : self.chunk].mean(dim=1)
+                seen = self._calm_features(memory or self.backbone.memory(prefix))
             # Whatever scale the features have, the value head begins with moderate ones.
             seen = layer_norm(seen, seen.shape[-1:])
         state = state.clamp(-LARGEST_STATE, LARGEST_STATE)
         found: Estimate = self.value_network(torch.cat([seen, state], dim=-1))
         return found
+
+    def _calm_features(self, memory: Memory) -> Tensor:
+        """The expert's mean output [B, width] at the executed steps, of zero noise at time 1."""
+        batch, device = len(memory.view.mask), memory.view.mask.device
+        nowhere = torch.zeros(batch, self.head.size.steps, self.head.size.dims, device=device)
+        _, features = self.backbone.velocity(memory, nowhere, torch.ones(batch, device=device))
+        return features[:, : self.chunk].mean(dim=1)

@@ -18,10 +18,11 @@ from policies import openvla_checkpoint
 from policies.checkpoints import BadCheckpoint
 from policies.chosen import Chosen, choose, together
 from policies.layers import require_observation
-from policies.lora import add_adapters, merged_weights
+from policies.lora import merged_weights
 from policies.openvla_actions import Robot, token_values, tokens_of
 from policies.openvla_checkpoint import Checkpoint
 from policies.openvla_inputs import Images, Prompts
+from policies.openvla_learning import choose_what_learns
 from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class OpenVLA(nn.Module):
         self.images.require_fitting(contract)
         dtype: torch.dtype = getattr(torch, config.dtype)
         self.model = openvla_checkpoint.load_model(self._checkpoint, dtype)
-        self._choose_what_learns()
+        choose_what_learns(self.model, config)
         hidden = [config.value_hidden_size] * 2
         self.value_network = ValueHead(config, self.model.width, hidden)
 
@@ -125,6 +126,13 @@ class OpenVLA(nn.Module):
         with torch.no_grad():
             hidden = self._run(*prefix)
         return self._estimate(hidden[:, -1])
+
+    def prepare(self, observation: Observation) -> dict[str, Tensor]:
+        """What the vision transformers say (contracts.Policy), unless they learn."""
+        if not self._config.reuse_features or self._vision_learns:
+            return {}
+        with torch.no_grad():
+            return {"features": self._features(observation)}
 
     def imitation_loss(
         self,
@@ -188,47 +196,38 @@ class OpenVLA(nn.Module):
                 f"OpenVLA sees one image, but {offers}; set policy.cameras=[{chosen[0]}]"
             )
 
-    def _choose_what_learns(self) -> None:
-        config, idle = self._config, [*self.model.idle()]
-        if config.freeze_vision:
-            idle.append(self.model.vision_backbone)
-        left_out = {id(part) for module in idle for part in module.modules()}
-        if config.trainable == "all":
-            self.model.requires_grad_(True)
-            for module in idle:
-                module.requires_grad_(False)
-            return
-        left_out.add(id(self.model.language_model.lm_head))
-        # What OFT adds is small, and is not adapted but learns itself.
-        added = [m for m in (self.model.proprio_projector, self.model.action_head) if m is not None]
-        left_out |= {id(part) for module in added for part in module.modules()}
-        names = [
-            name
-            for name, part in self.model.named_modules()
-            if isinstance(part, nn.Linear) and id(part) not in left_out
-        ]
-        add_adapters(self.model, names, config.lora_rank, config.lora_alpha)
-        for module in added:
-            module.requires_grad_(True)
-
     def _read(self, observation: Observation) -> Prefix:
         """The first token, the images' patches, the state if the checkpoint reads it, the rest of
         the prompt."""
-        require_observation(self.contract, observation)
-        device = observation.state.device
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self._vision_learns):
-            pixels = self.images(observation).to(getattr(torch, self._config.dtype))
-            features = self.model.vision_backbone(pixels.flatten(0, 1))
-        seen = [self.model.project(features, len(pixels))]
-        if self.model.proprio_projector is not None and self.robot.state is not None:
-            state = self.robot.state.to_units(observation.state).to(pixels.dtype)
-            seen.append(self.model.proprio_projector(state))
-        words = self._prompts(observation.instruction, device)
+        rows = len(observation)
+        with self._rounding():
+            seen = [self.model.project(self._features(observation).flatten(0, 1), rows)]
+            if self.model.proprio_projector is not None and self.robot.state is not None:
+                state = self.robot.state.to_units(observation.state).to(seen[0].dtype)
+                seen.append(self.model.proprio_projector(state))
+        words = self._prompts(observation.instruction, seen[0].device)
         text = self.model.embed(words.ids)
-        parts = [text[:, :1], *seen, text[:, 1:]]
-        shown = words.mask.new_ones(len(pixels), sum(part.shape[1] for part in seen))
+        parts = [text[:, :1], *(part.to(text.dtype) for part in seen), text[:, 1:]]
+        shown = words.mask.new_ones(rows, sum(part.shape[1] for part in seen))
         mask = torch.cat([words.mask[:, :1], shown, words.mask[:, 1:]], dim=1)
         return Prefix(torch.cat(parts, dim=1), mask)
+
+    def _features(self, observation: Observation) -> Tensor:
+        """What the vision transformers say [B, N, P, width] of each patch of N images."""
+        if observation.prepared:
+            return observation.prepared["features"]
+        require_observation(self.contract, observation)
+        grad = torch.is_grad_enabled() and self._vision_learns
+        with torch.set_grad_enabled(grad), self._rounding():
+            pixels = self.images(observation).to(getattr(torch, self._config.dtype))
+            features: Tensor = self.model.vision_backbone(pixels.flatten(0, 1))
+        return features.view(*pixels.shape[:2], *features.shape[1:])
+
+    def _rounding(self) -> torch.autocast:
+        """Within it, networks compute in the option's precision."""
+        device = self.images.means.device.type
+        rounds = self._config.precision == "bfloat16"
+        return torch.autocast(device, torch.bfloat16, enabled=rounds)
 
     @property
     def _vision_learns(self) -> bool:
@@ -239,13 +238,16 @@ class OpenVLA(nn.Module):
         the cache holds."""
         length = embeddings.shape[1]
         positions = (mask.long().cumsum(dim=1) - 1)[:, -length:]
-        output = self.model.language_model.model(
-            inputs_embeds=embeddings,
-            attention_mask=self._attention(mask, length),
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
+        if self._config.gradient_checkpointing:
+            self.model.checkpoint_language(torch.is_grad_enabled() and cache is None)
+        with self._rounding():
+            output = self.model.language_model.model(
+                inputs_embeds=embeddings,
+                attention_mask=self._attention(mask, length),
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
         hidden: Tensor = output.last_hidden_state
         return hidden
 

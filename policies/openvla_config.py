@@ -53,6 +53,16 @@ class OpenVLACheckpointConfig(ValueConfig, SamplingConfig):
     """Of the checkpoint's weights; adapters, logits and likelihoods are float32 in any case. With
     bfloat16, log-probabilities depend a little on how decisions are batched: a ratio_tolerance of
     about 0.3 is then needed."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """In which networks compute whose weights are float32; log-probabilities then depend on batches
+    in the same way. Weights, logits and likelihoods stay in float32."""
+    gradient_checkpointing: bool = False
+    """Keep no activations within the layers and compute them again for the gradient: less memory,
+    about a third more time."""
+    reuse_features: bool = True
+    """While the vision transformers do not learn, keep what they say of each collected observation
+    until the end of the update: saves their forward passes, and needs about 1 MB per image and
+    decision in bfloat16."""
     value_hidden_size: int = Field(512, ge=8)
 
     @model_validator(mode="after")

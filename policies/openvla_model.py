@@ -6,7 +6,7 @@ and projected to the width of a Llama, which reads the patches after its first t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import timm
@@ -14,6 +14,7 @@ import torch
 from timm.layers.layer_scale import LayerScale
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 if TYPE_CHECKING:
@@ -68,6 +69,19 @@ class OpenVLAModel(nn.Module):
         found: Tensor = hidden @ weight.T
         return found
 
+    def checkpoint_vision(self) -> None:
+        """Keep no activations within the layers that see; compute them again for the gradient."""
+        for featurizer in self.vision_backbone.featurizers():
+            featurizer.set_grad_checkpointing()
+
+    def checkpoint_language(self, enabled: bool) -> None:
+        """The same for the language model, which cannot do so while it speaks from a cache."""
+        for layer in self.language_model.model.layers:
+            layer.gradient_checkpointing = enabled
+            layer._gradient_checkpointing_func = _remade
+            # transformers asks for it; what is within the layer stays as it is.
+            layer.training = enabled
+
     def idle(self) -> Iterator[nn.Module]:
         """What the release carries along without using it."""
         for featurizer in self.vision_backbone.featurizers():
@@ -75,6 +89,10 @@ class OpenVLAModel(nn.Module):
             yield featurizer.norm
             if featurizer.attn_pool is not None:
                 yield featurizer.attn_pool
+
+
+def _remade(function: Callable[..., Any], *arguments: Any) -> Any:
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 class VisionBackbone(nn.Module):

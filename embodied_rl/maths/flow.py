@@ -19,7 +19,8 @@ from torch import Tensor
 
 def time_of(step: Tensor, num_steps: int) -> Tensor:
     """Time t in float32 at which denoising step k of K starts: 1 - k / K."""
-    return 1.0 - step.float() / num_steps
+    # In this order it is rounded once, as if it were computed in float64.
+    return (num_steps - step.float()) / num_steps
 
 
 def noisy_action(action: Tensor, noise: Tensor, time: Tensor) -> Tensor:

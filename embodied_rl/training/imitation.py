@@ -189,7 +189,8 @@ class Imitation:
         rows = _spread(len(self._held_out.actions), _MOST_HELD_OUT)
         generator = torch.Generator(self._device).manual_seed(0)
         total, number = 0.0, 0
-        parts = torch.split(rows, 1024)
+        # What fits into memory with gradients fits without.
+        parts = torch.split(rows, self._config.batch_size)
         for observation, actions, valid in self._held_out.batches(parts, self._policy.chunk):
             decision = self._policy.act(observation.to(self._device), generator, "deterministic")
             difference = (decision.actions.cpu() - actions).abs()[valid]

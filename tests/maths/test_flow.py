@@ -126,3 +126,10 @@ def test_merged_moments_equal_those_of_all_rows() -> None:
         known = merge_moments(known, part)
     assert torch.allclose(known[0], rows.mean(0)) and int(known[2]) == 50
     assert torch.allclose(known[1], rows.var(0, unbiased=False))
+
+
+def test_times_are_rounded_once() -> None:
+    found = flow.time_of(torch.arange(10), 10)
+    assert (
+        found.tolist() == torch.tensor([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]).tolist()
+    )

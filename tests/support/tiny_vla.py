@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,35 @@ CONTRACT = Contract(
 )
 
 
+@dataclass(frozen=True)
+class PiSize:
+    """How large pi0 and pi0.5 are built: of the language model, of the action expert (which has the
+    same depth and heads), and of what sees."""
+
+    width: int = 32
+    depth: int = 2
+    expert_width: int = 16
+    head_dim: int = 8
+    vision_width: int = 16
+    vision_depth: int = 1
+    image: int = 56
+    chunk: int = CHUNK_SIZE
+    steps: int = STEPS
+    is_real: bool = False
+    """Leave lerobot's own sizes as they are; image, chunk and steps still count."""
+
+
+TINY = PiSize()
+MEDIUM = PiSize(512, 8, 256, 64, 256, 4, 112, 50, 10)
+REAL = PiSize(image=224, chunk=50, steps=10, is_real=True)
+
+
 @contextlib.contextmanager
-def tiny_sizes() -> Iterator[None]:
-    """pi0 and pi0.5 are built tiny."""
+def tiny_sizes(size: PiSize = TINY) -> Iterator[None]:
+    """pi0 and pi0.5 are built tiny, or as large as said."""
+    if size.is_real:
+        yield
+        return
     modules = [importlib.import_module(f"lerobot.policies.{k}.modeling_{k}") for k in KINDS[:2]]
     names = (
         "get_gemma_config",
@@ -47,7 +74,7 @@ def tiny_sizes() -> Iterator[None]:
     )
     before = [{name: getattr(module, name) for name in names} for module in modules]
     for module, real in zip(modules, before, strict=True):
-        _shrink(module, *(real[name] for name in names[1:]))
+        _shrink(module, size, *(real[name] for name in names[1:]))
     try:
         yield
     finally:
@@ -56,12 +83,20 @@ def tiny_sizes() -> Iterator[None]:
                 setattr(module, name, value)
 
 
-def _shrink(module: Any, vision_language: Any, expert: Any) -> None:
-    width, vocabulary = 32, 512
-    sizes = {"gemma_2b": (width, 2, 64, 8, 1, 8), "gemma_300m": (16, 2, 32, 8, 1, 8)}
+def _shrink(module: Any, size: PiSize, vision_language: Any, expert: Any) -> None:
+    width, vocabulary, eye = size.width, 512, size.vision_width
+    small = size.expert_width
+    sizes = {
+        "gemma_2b": (width, size.depth, 2 * width, 8, 1, size.head_dim),
+        "gemma_300m": (small, size.depth, 2 * small, 8, 1, size.head_dim),
+    }
 
     def small_vision_language(config: Any) -> Any:
-        vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        vision = {
+            "hidden_size": eye,
+            "intermediate_size": 2 * eye,
+            "num_hidden_layers": size.vision_depth,
+        }
         for name, value in {**vision, "num_attention_heads": 2, "patch_size": 14}.items():
             setattr(config.vision_config, name, value)
         config.vision_config.projection_dim = config.projection_dim = width
@@ -86,6 +121,7 @@ def write_checkpoint(
     contract: Contract = CONTRACT,
     statistics: bool = True,
     seed: int = 0,
+    size: PiSize = TINY,
     **options: Any,
 ) -> Path:
     """A checkpoint with processors, tokenizer and random weights that depend on everything."""
@@ -102,18 +138,18 @@ def write_checkpoint(
     config_class, policy_class = _classes(kind)
     config = config_class(
         device="cpu",
-        chunk_size=CHUNK_SIZE,
+        chunk_size=size.chunk,
         n_action_steps=2,
         max_action_dim=max(MAX_DIM, contract.action_dim),
         max_state_dim=max(MAX_DIM, contract.state_dim),
         tokenizer_max_length=64 + 4 * contract.state_dim if kind == "pi05" else 24,
         input_features=inputs,
         output_features={"action": PolicyFeature(FeatureType.ACTION, (contract.action_dim,))},
-        **_sizes(kind, tokenizer),
+        **_sizes(kind, tokenizer, size),
         **options,
     )
     torch.manual_seed(seed)
-    with tiny_sizes(), contextlib.redirect_stdout(None):
+    with tiny_sizes(size), contextlib.redirect_stdout(None):
         policy = policy_class(config)
     scramble(policy, seed)
     policy.save_pretrained(folder)
@@ -164,20 +200,35 @@ def native_batch(seen: Observation) -> dict[str, Any]:
     return {**images, "observation.state": seen.state, "task": list(seen.instruction)}
 
 
+class Native:
+    """A plain lerobot: its own loading, processors and sampling."""
+
+    def __init__(
+        self, kind: str, folder: Path, tokenizer: Path | None = None, size: PiSize = TINY
+    ) -> None:
+        from lerobot.policies.factory import make_pre_post_processors
+
+        with tiny_sizes(size), contextlib.redirect_stdout(None):
+            self.policy = _classes(kind)[1].from_pretrained(folder)
+        words = str(tokenizer or words_of(folder))
+        self.before, self.after = make_pre_post_processors(
+            self.policy.config,
+            pretrained_path=str(folder),
+            preprocessor_overrides={"tokenizer_processor": {"tokenizer_name": words}},
+        )
+
+    def actions(self, batch: dict[str, Any], noise: Tensor) -> Tensor:
+        """Actions of a batch as `before` makes it, with given noise."""
+        actions: Tensor = self.after(self.policy.predict_action_chunk(batch, noise=noise))
+        return actions
+
+
 def native_actions(
     kind: str, folder: Path, seen: Observation, noise: Tensor, tokenizer: Path | None = None
 ) -> Tensor:
-    """Actions of a plain lerobot: its own loading, processors and sampling, with given noise."""
-    from lerobot.policies.factory import make_pre_post_processors
-
-    with tiny_sizes(), contextlib.redirect_stdout(None):
-        policy = _classes(kind)[1].from_pretrained(folder)
-    overrides = {"tokenizer_processor": {"tokenizer_name": str(tokenizer or words_of(folder))}}
-    before, after = make_pre_post_processors(
-        policy.config, pretrained_path=str(folder), preprocessor_overrides=overrides
-    )
-    actions: Tensor = after(policy.predict_action_chunk(before(native_batch(seen)), noise=noise))
-    return actions
+    """Actions of a plain lerobot with given noise."""
+    native = Native(kind, folder, tokenizer)
+    return native.actions(native.before(native_batch(seen)), noise)
 
 
 def _classes(kind: str) -> tuple[Any, Any]:
@@ -188,16 +239,16 @@ def _classes(kind: str) -> tuple[Any, Any]:
     return getattr(config, f"{name}Config"), getattr(model, f"{name}Policy")
 
 
-def _sizes(kind: str, tokenizer: Path) -> dict[str, Any]:
+def _sizes(kind: str, tokenizer: Path, size: PiSize) -> dict[str, Any]:
     if kind == "smolvla":
         return {
             "vlm_model_name": str(tokenizer),
             "resize_imgs_with_padding": (64, 64),
-            "num_steps": STEPS,
+            "num_steps": size.steps,
             "num_vlm_layers": 4,
             "expert_width_multiplier": 0.5,
         }
-    return {"image_resolution": (56, 56), "num_inference_steps": STEPS}
+    return {"image_resolution": (size.image, size.image), "num_inference_steps": size.steps}
 
 
 def known_statistics(contract: Contract) -> dict[str, dict[str, Tensor]]:

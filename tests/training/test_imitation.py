@@ -140,3 +140,17 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
         made.network[0].weight[0, 0] = float("inf")
     with pytest.raises(NonFiniteImitation, match=r"at step 0 the loss is nan.*lower imitation"):
         run(phase, tmp_path)
+
+
+def test_decides_on_no_more_rows_at_once_than_it_learned_from(tmp_path: Path) -> None:
+    made, rows = policy(), []
+    act = made.act
+
+    def counted(observation: Observation, *rest: Any) -> Any:
+        rows.append(len(observation))
+        return act(observation, *rest)
+
+    made.act = counted
+    phase = imitation(made, 1, holdout_share=0.5)
+    assert run(phase, tmp_path).open_loop_error > 0
+    assert rows == [64, 36]
