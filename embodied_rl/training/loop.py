@@ -37,8 +37,8 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
     """Imitate, improve by reinforcement learning, evaluate before and after."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
-        device = _device(config)
-        simulator = _simulator(config)
+        device = device_of(config)
+        simulator = simulator_of(config)
         try:
             require_fit(config, simulator.spec)
             policy = starting_policy(run, simulator.spec, device, stop)
@@ -54,8 +54,8 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
     """Demonstrations, imitation and the closed-loop check."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
-        device = _device(config)
-        simulator = _simulator(config)
+        device = device_of(config)
+        simulator = simulator_of(config)
         try:
             require_fit(config, simulator.spec, reinforces=False)
             starting_policy(run, simulator.spec, device, stop)
@@ -65,7 +65,8 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
         return _finish(run, before, None, 0, time.monotonic() - began)
 
 
-def _device(config: RunConfig) -> str:
+def device_of(config: RunConfig) -> str:
+    """Where the networks of a run are; ValueError if it asks for a GPU that is not there."""
     if config.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -76,9 +77,10 @@ def _device(config: RunConfig) -> str:
     return config.device
 
 
-def _simulator(config: RunConfig) -> Simulator:
+def simulator_of(config: RunConfig) -> Simulator:
+    """The running simulator of a run, to be closed."""
     chunk: Any = getattr(config.policy, "chunk", 1)
-    return build_simulator(config.simulator, config.rollout, chunk, _device(config))
+    return build_simulator(config.simulator, config.rollout, chunk, device_of(config))
 
 
 def _finish(
