@@ -6,7 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from embodied_rl.memory.verdict import gib, require_fit, shortages
+from embodied_rl.memory.arithmetic import gib
+from embodied_rl.memory.verdict import require_fit, shortages
 
 if TYPE_CHECKING:
     from embodied_rl.memory.arithmetic import MemoryPlan, Place

@@ -7,8 +7,8 @@ from typing import Any
 
 from embodied_rl.run_config import RunConfig
 
-LEROBOT_BYTES = 320 * 2**20
-"""What importing lerobot's data sets adds to a process with torch: lerobot 0.6.1, x86-64 Linux."""
+LEROBOT_BYTES = 200 * 2**20
+"""What importing lerobot's data sets adds to a process that trains: lerobot 0.6.1, x86-64 Linux."""
 
 
 @dataclass(frozen=True)
@@ -339,3 +339,8 @@ def _beside_a_gpu(policy: PolicyBytes, sizes: Sizes) -> dict[str, Moment]:
         "update": {"checkpoint": Component(saved, _POLICY)},
         "evaluate": {"loading": Component(2 * policy.weights, _POLICY)},
     }
+
+
+def gib(size: int) -> str:
+    """Bytes for a person."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -5,7 +5,9 @@ All of it happens in a process of its own, so that nothing of it is left in the 
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
+import resource
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import Contract, Observation, Policy, Simulator, SimulatorSpec
-from embodied_rl.memory.arithmetic import Growing, Measured, PolicyBytes, WorkerBytes
+from embodied_rl.memory.arithmetic import Growing, Measured, PolicyBytes, WorkerBytes, gib
 from embodied_rl.memory.machine import Machine, free
 from embodied_rl.memory.tracking import bytes_of, parent_of, peak_of, process_bytes
 from embodied_rl.rollout.arrays import layout
@@ -54,6 +56,10 @@ def measure(config: RunConfig) -> tuple[Measured, Machine]:
 
 def _measure(config: RunConfig) -> tuple[Measured, Machine]:
     device = device_of(config)
+    if device == "cpu":
+        # So that too large a policy is refused here instead of the system ending any process.
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (free(device).host, hard))
     before = process_bytes()
     if device != "cpu":
         torch.zeros(1, device=device)
@@ -61,9 +67,18 @@ def _measure(config: RunConfig) -> tuple[Measured, Machine]:
     simulators = _simulators(config, device)
     spec = simulators.spec
     loaded = process_bytes()
-    policy = _policy(config, spec.contract, device)
-    libraries = process_bytes().get("Rss", 0) - loaded.get("Rss", 0)
-    parts = measure_policy(policy, simulators.seen, device)
+    try:
+        policy = _policy(config, spec.contract, device)
+        libraries = process_bytes().get("Rss", 0) - loaded.get("Rss", 0)
+        parts = measure_policy(policy, simulators.seen, device)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise CannotMeasure(
+            f"this run does not fit: the policy ({_weights_on_paper(config, spec.contract)}) and "
+            f"{_ROWS[1]} rows of what it computes take more than the "
+            f"{gib(available.host)} of memory that are free; choose a smaller policy"
+        ) from None
     if device == "cpu":
         libraries -= parts.weights
     measured = Measured(
@@ -171,26 +186,28 @@ def _policy(config: RunConfig, contract: Contract, device: str) -> Policy:
     if config.initial_policy:
         return load_policy(config.initial_policy, device, config.policy).policy
     build: Any = config.policy
-    _require_room(config, contract)
     policy: Policy = build.build(contract).to(device)
+    # What training imports late: an optimiser with torch's compiler, the report with its plots.
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    importlib.import_module("matplotlib.pyplot")
     return policy
 
 
-def _require_room(config: RunConfig, contract: Contract) -> None:
-    """Count the weights without making them, where the policy can be built that way."""
+def _is_out_of_memory(error: BaseException) -> bool:
+    known = (MemoryError, torch.cuda.OutOfMemoryError)
+    return isinstance(error, known) or "can't allocate memory" in str(error)
+
+
+def _weights_on_paper(config: RunConfig, contract: Contract) -> str:
+    """The size of the weights without making them, where the policy can be built that way."""
     build: Any = config.policy
     try:
         with torch.device("meta"):
             policy = build.build(contract)
-        weights = sum(t.nbytes for t in policy.state_dict().values())
+        weights = sum(tensor.nbytes for tensor in policy.state_dict().values())
     except Exception:
-        return  # Building it for real tells whether anything is wrong.
-    room = free("cpu").host
-    if weights > room:
-        raise CannotMeasure(
-            f"the policy's weights alone take {weights / 2**30:.1f} GiB, and "
-            f"{room / 2**30:.1f} GiB are free; choose a smaller policy"
-        )
+        return "its weights"
+    return f"its weights of {weights / 2**30:.1f} GiB"
 
 
 def measure_policy(policy: Policy, seen: Observation, device: str) -> PolicyBytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied_rl.config import ConfigError
-from embodied_rl.memory.arithmetic import Component, Growing, MemoryPlan, Place
+from embodied_rl.memory.arithmetic import Component, Growing, MemoryPlan, Place, gib
 from embodied_rl.memory.machine import Machine
 from embodied_rl.run_config import RunConfig
 
@@ -88,8 +88,3 @@ def _fitting_batch(plan: MemoryPlan, short: Shortage, moment: str) -> str:
     rest = short.available - (short.wanted - line.at(rows)) - line.fixed
     most = rest // line.per_row if line.per_row else 0
     return f"{option}={most} would fit there" if most >= 1 else ""
-
-
-def gib(size: int) -> str:
-    """Bytes for a person."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

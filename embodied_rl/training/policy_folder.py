@@ -156,4 +156,6 @@ def _description(path: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    # Piece by piece: weights may be a large part of the memory.
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
