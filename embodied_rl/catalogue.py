@@ -22,6 +22,7 @@ PARTS: dict[str, dict[str, str]] = {
         "flow_vla": "policies.config:FlowVLAConfig",
         "token_vla": "policies.config:TokenVLAConfig",
         "fast_vla": "policies.config:FastVLAConfig",
+        "lerobot_flow": "policies.lerobot_config:LerobotFlowConfig",
         "gaussian_mlp": "policies.config:GaussianMLPConfig",
     },
     "algorithm": {

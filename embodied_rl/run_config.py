@@ -12,32 +12,85 @@ from embodied_rl.ratio_levels import refusal
 
 
 class DemonstrationsConfig(Config):
-    """Where the demonstrations come from."""
+    """Where the demonstrations come from. Without a data set, by `path` or `repo_id`, the scripted
+    expert records one into the run."""
 
     path: Path | None = None
-    """A LeRobotDataset v3 folder. Without one, the scripted expert records it into the run."""
-    episodes: int = Field(50, ge=1)
-    """Successful episodes to record, or to use of a given data set."""
+    """A LeRobotDataset v3 folder."""
+    repo_id: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$")
+    """A LeRobotDataset v3 of the Hugging Face Hub, such as lerobot/pusht. lerobot downloads the
+    episodes that are used, once."""
+    episodes: int | None = Field(50, ge=1)
+    """Successful episodes to record, or the first ones to use of a given data set; null uses all of
+    it."""
     by_task: dict[str, Annotated[int, Field(ge=1)]] | None = None
     """With several tasks: successful episodes of each, in place of `episodes`, where a hard task
     needs more than an easy one. For recording."""
     action_noise: float = Field(0.0, ge=0.0, le=1.0)
     """Standard deviation of noise on the executed (not the recorded) expert actions, as a share of
     the action range: it shows the policy how to recover."""
+    video: bool = False
+    """Record videos (AV1, lossy) instead of single PNG pictures. For recording."""
+    cameras: dict[str, str] = Field(default_factory=dict)
+    """The given data set's column of a camera of the simulator, where it is not
+    observation.images.NAME: {top: observation.images.cam_high}."""
+    resize: Literal["crop", "pad", "stretch"] | None = None
+    """What to do with pictures of another size than the simulator's cameras have: scale them by
+    area and keep the middle, add black borders, or distort them, where the proportions differ.
+    Without it, another size is an error."""
+    in_memory_mib: int = Field(2048, ge=0)
+    """Pictures that take no more than this are all decoded before imitation. Others are decoded
+    whenever they are trained on, which needs no memory but more work."""
+    workers: int | None = Field(None, ge=0)
+    """Processes that decode pictures; 0 decodes in the training process. By default one per CPU
+    core, at most 8."""
 
     @model_validator(mode="after")
-    def _tasks_are_counted_when_recorded(self) -> Self:
-        if self.by_task and self.path:
+    def _options_suit_the_source(self) -> Self:
+        if self.path and self.repo_id:
+            raise ValueError(f"set path={self.path} or repo_id={self.repo_id}, not both")
+        source = f"path={self.path}" if self.path else f"repo_id={self.repo_id}"
+        if self.is_given and self.by_task:
             raise ValueError(
-                f"by_task={self.by_task} counts what is recorded, but path={self.path} is there "
-                f"already; leave by_task out and set episodes"
+                f"by_task={self.by_task} counts what is recorded, but {source} is there already; "
+                f"leave by_task out and set episodes"
+            )
+        if self.is_given and self.video:
+            raise ValueError(
+                f"video=true is about recording, but {source} is there already; leave video out"
+            )
+        if self.is_given:
+            return self
+        if self.episodes is None:
+            raise ValueError(
+                "episodes=null uses all of a given data set; set path or repo_id, or a number of "
+                "episodes to record"
+            )
+        if self.cameras or self.resize:
+            raise ValueError(
+                "cameras and resize fit a given data set to the simulator; set path or repo_id, "
+                "or leave them out"
             )
         return self
 
     @property
-    def total(self) -> int:
-        """Episodes of all tasks."""
+    def is_given(self) -> bool:
+        """Whether there is a data set, so that none is recorded."""
+        return self.path is not None or self.repo_id is not None
+
+    @property
+    def limit(self) -> int | None:
+        """Episodes of all tasks to use; None for all that there are."""
         return sum(self.by_task.values()) if self.by_task else self.episodes
+
+    @property
+    def total(self) -> int:
+        """Episodes of all tasks to record; raises ValueError if only a given data set says it."""
+        if self.limit is None:
+            raise ValueError(
+                "demonstrations.episodes=null does not say how many to record; set a number"
+            )
+        return self.limit
 
 
 class ImitationConfig(Config):
@@ -193,6 +246,8 @@ class RunConfig(Config):
             )
         for rule in (
             _demonstrated_tasks_are_the_tasks,
+            _several_tasks_are_told_apart,
+            _exploration_has_what_is_weighed,
             _batched_simulators_need_no_workers,
             _policy_needs_cameras,
             _preludes_need_single_scenes,
@@ -239,6 +294,32 @@ def _demonstrated_tasks_are_the_tasks(run: RunConfig) -> None:
         )
 
 
+def _several_tasks_are_told_apart(run: RunConfig) -> None:
+    tasks: Any = getattr(run.simulator, "task", "")
+    reads: Any = getattr(run.policy, "instruction_size", None)
+    if not isinstance(tasks, str) and len(tasks) > 1 and reads == 0:
+        raise ValueError(
+            f"policy.instruction_size=0 reads no instruction, so the policy could not tell "
+            f"{', '.join(tasks)} apart; set it, to 32 for example"
+        )
+
+
+def _exploration_has_what_is_weighed(run: RunConfig) -> None:
+    exploration: Any = getattr(run.policy, "exploration", None)
+    entropy: Any = getattr(run.algorithm, "entropy_coefficient", 0.0)
+    kl: Any = getattr(run.algorithm, "kl_coefficient", 0.0)
+    if exploration in ("flow_sde", "fpo") and entropy:
+        raise ValueError(
+            f"algorithm.entropy_coefficient={entropy} but policy.exploration={exploration} learns "
+            f"no noise, so there is no entropy to raise; set it to 0 or choose flow_noise"
+        )
+    if exploration == "fpo" and kl:
+        raise ValueError(
+            f"algorithm.kl_coefficient={kl} but policy.exploration=fpo has no likelihood that a "
+            f"divergence could be measured with; set it to 0"
+        )
+
+
 def _preludes_need_single_scenes(run: RunConfig) -> None:
     batched: Any = getattr(run.simulator, "batched", False)
     if batched and (given := starts_within_episodes(run)):
@@ -272,11 +353,11 @@ def _demonstrated_starts_need_demonstrations(run: RunConfig) -> None:
     if not share:
         return
     recorded = run.demonstrations and not run.initial_policy
-    if not (recorded or (run.demonstrations and run.demonstrations.path)):
+    if not (recorded or (run.demonstrations and run.demonstrations.is_given)):
         raise ValueError(
             f"practice.demonstrated_share={share} needs demonstrations to begin in; set "
-            f"demonstrations and imitation (with initial_policy also demonstrations.path), or "
-            f"set it to 0"
+            f"demonstrations and imitation (with initial_policy also demonstrations.path or "
+            f"repo_id), or set it to 0"
         )
 
 

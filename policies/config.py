@@ -160,7 +160,7 @@ class SpokenConfig(PrefixConfig):
         policy: Policy = catalogue.load(self.policy_class)(self, contract)
         return policy
 
-    def rebuild(self, contract: Contract, architecture: dict[str, Any]) -> Policy:
+    def rebuild(self, contract: Contract, architecture: dict[str, Any], folder: Path) -> Policy:
         """The policy of a saved folder: its decoder's sizes are known, its weights come next."""
         policy: Policy = catalogue.load(self.policy_class)(self, contract, architecture)
         return policy

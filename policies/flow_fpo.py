@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +24,11 @@ class FPO:
     no likelihood: an entropy or a divergence from it means nothing.
     """
 
-    def __init__(self, num_samples: int) -> None:
-        self._num_samples = num_samples
+    def __init__(
+        self, num_samples: int, executed: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> None:
+        """`executed` takes from a network's [..., H, A] the part whose error counts."""
+        self._num_samples, self._executed = num_samples, executed
 
     def draw(
         self, velocity: Any, prefix: Any, action: Tensor, randomness: Randomness
@@ -36,7 +39,7 @@ class FPO:
         noise = standard_normal((batch, self._num_samples, *action.shape[1:]), randomness, device)
         # One sample at a time: the prefix belongs to B rows.
         losses = [
-            _losses(velocity, prefix, action, noise[:, m], time[:, m])
+            self._losses(velocity, prefix, action, noise[:, m], time[:, m])
             for m in range(self._num_samples)
         ]
         score = -torch.stack(losses).mean(dim=0)
@@ -46,13 +49,14 @@ class FPO:
         """The score [B, H] with the present weights; `prefixes` belongs to B * M rows."""
         time, noise = trace["time"], trace["noise"]
         action = trace["action"][:, None].expand_as(noise).flatten(0, 1)
-        losses = _losses(velocity, prefixes, action, noise.flatten(0, 1), time.flatten())
+        losses = self._losses(velocity, prefixes, action, noise.flatten(0, 1), time.flatten())
         return -losses.view(*time.shape, -1).mean(dim=1)
 
-
-def _losses(velocity: Any, prefix: Any, action: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-    """Flow-matching loss [B, H] of each control step, summed over the action dimensions."""
-    found, _ = velocity(prefix, flow.noisy_action(action, noise, time), time)
-    wanted = flow.velocity_target(action, noise)
-    errors: Tensor = (found.float() - wanted).square().sum(dim=-1)
-    return errors
+    def _losses(
+        self, velocity: Any, prefix: Any, action: Tensor, noise: Tensor, time: Tensor
+    ) -> Tensor:
+        """Flow-matching loss [B, H] of each control step, summed over the action dimensions."""
+        found, _ = velocity(prefix, flow.noisy_action(action, noise, time), time)
+        wanted = flow.velocity_target(action, noise)
+        errors: Tensor = self._executed(found.float() - wanted).square().sum(dim=-1)
+        return errors

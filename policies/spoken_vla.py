@@ -154,7 +154,7 @@ class SpokenVLA(nn.Module):
             inputs_embeds=inputs,
             attention_mask=attended,
             position_ids=positions,
-            cache=cache,
+            past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=count,
         )
@@ -196,7 +196,7 @@ def _decoder(config: SpokenConfig, num_words: int, sizes: dict[str, Any] | None)
 
     if sizes is not None:
         known = AutoConfig.for_model(**sizes)
-        return AutoModelForCausalLM.from_config(known)  # type: ignore[no-untyped-call]
+        return AutoModelForCausalLM.from_config(known)
     if config.pretrained is not None:
         if not (config.pretrained / "config.json").is_file():
             raise ValueError(
@@ -219,4 +219,4 @@ def _decoder(config: SpokenConfig, num_words: int, sizes: dict[str, Any] | None)
         eos_token_id=None,
         pad_token_id=None,
     )
-    return AutoModelForCausalLM.from_config(new)  # type: ignore[no-untyped-call]
+    return AutoModelForCausalLM.from_config(new)

@@ -31,6 +31,20 @@ def mistakes(*overrides: str, file: Path | None = None) -> list[str]:
     return [line.strip() for line in lines]
 
 
+@pytest.mark.parametrize(
+    ("exploration", "term", "words"),
+    [
+        ("flow_sde", "entropy", "learns no noise, so there is no entropy to raise"),
+        ("fpo", "entropy", "choose flow_noise"),
+        ("fpo", "kl", "no likelihood that a divergence could be measured with"),
+    ],
+)
+def test_a_term_that_means_nothing_is_refused(exploration: str, term: str, words: str) -> None:
+    flow = [f"policy.exploration={exploration}", f"algorithm.{term}_coefficient=0.1"]
+    with pytest.raises(ConfigError, match=words):
+        load(RunConfig, None, ["simulator=gymnasium", "policy=flow_mlp", "algorithm=ppo", *flow])
+
+
 @pytest.mark.parametrize("file", MAIN_FILES, ids=lambda path: path.stem)
 def test_main_files_load_and_are_short(file: Path) -> None:
     config = load(RunConfig, file, [])

@@ -21,7 +21,7 @@ def config_classes() -> list[type[Config]]:
     for name, tree in modules().items():
         if not any(isinstance(node, ast.ClassDef) for node in tree.body):
             continue
-        if name.rpartition(".")[2] not in ("config", "run_config"):
+        if not name.endswith("config"):
             assert not _derives_from_config(tree), f"{name}: options belong in a config module"
             continue
         for value in vars(importlib.import_module(name)).values():

@@ -120,7 +120,7 @@ class GRPOConfig(ClipConfig):
     """Groups to learn from between updates."""
     group_size: int = Field(8, ge=2)
     """G: episodes from the same initial state whose returns are compared."""
-    max_refill: float = Field(2.0, ge=1.0)
+    max_refill: float = Field(1.0, ge=1.0)
     """Groups with equal returns teach nothing and are replaced, until this many times
     `groups_per_iteration` were tried; 1 never replaces."""
     extra_groups: int = Field(0, ge=0)
@@ -155,9 +155,10 @@ class REINFORCEConfig(UpdateConfig):
     group_size: int = Field(8, ge=1)
     """Episodes from the same initial state; `baseline=batch` can do with 1."""
     max_refill: float = Field(1.0, ge=1.0)
-    """As for GRPO; 1 never replaces, which keeps the gradient unbiased."""
+    """As for GRPO; 1 never replaces. Groups with equal returns are left out of the mean either way,
+    so that states which always or never succeed count less than in the plain policy gradient."""
     extra_groups: int = Field(0, ge=0)
-    """As for GRPO; only 0 keeps the gradient unbiased. For `baseline=leave_one_out`."""
+    """As for GRPO; with more, hard states count more. For `baseline=leave_one_out`."""
     hard_success: float = Field(0.0, ge=0.0, lt=1.0)
     """As for GRPO."""
     branches: int = Field(0, ge=0)

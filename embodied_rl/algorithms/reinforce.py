@@ -79,7 +79,7 @@ class REINFORCE:
         config = self.config
         rate = config.learning_rate * schedule(config.learning_rate_schedule, self.progress)
         self.optimizer.param_groups[0]["lr"] = rate
-        advantage, num_rows = self.advantages(batch), int(batch.valid.sum())
+        advantage = self.advantages(batch)
         self.optimizer.zero_grad(set_to_none=True)
         history: list[dict[str, float]] = []
         for rows in minibatches(batch.valid, config.minibatch_size, 1, self.seed, iteration):
@@ -87,7 +87,7 @@ class REINFORCE:
             if not torch.isfinite(loss):
                 raise NonFinite(f"the loss is {loss.item()}; lower the learning rate")
             # Minibatches only save memory: together they are the gradient of the whole batch.
-            (loss * len(rows) / num_rows).backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
             history.append(values)
         found = means(history) | {"learning_rate": rate, "num_updates": float(bool(history))}
         if history:
@@ -108,6 +108,8 @@ class REINFORCE:
     def _loss(
         self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool
     ) -> tuple[Tensor, dict[str, float]]:
+        """What these rows add to the batch's loss, which is a mean over decisions for the policy
+        and over control steps for entropy and divergence; and values for the curves."""
         config = self.config
         trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
         observation = batch.observation.select(rows)
@@ -120,11 +122,13 @@ class REINFORCE:
             values["first_log_ratio"] = require_ratio_one(change, config.ratio_tolerance)
         entropy = masked_mean(seen.entropy, steps)
         policy_loss = -masked_mean(change * advantage[rows], mask)
-        loss = policy_loss - config.entropy_coefficient * entropy
+        of_rows = len(rows) / int(batch.valid.sum())
+        of_steps = float(steps.sum()) / int(batch.executed[batch.valid].sum())
+        loss = of_rows * policy_loss - of_steps * config.entropy_coefficient * entropy
         if self.reference:
             known = self.reference.log_prob(observation, trace)
             away = kl_to_reference(seen.log_prob, known, steps, config.kl_estimator)
-            loss = loss + config.kl_coefficient * away
+            loss = loss + of_steps * config.kl_coefficient * away
             values["kl_to_reference"] = float(away.detach())
         return loss, values | {"entropy": float(entropy.detach())}
 

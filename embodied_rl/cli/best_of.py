@@ -93,8 +93,8 @@ def _value_discount(extra: dict[str, Any]) -> tuple[float, str | None]:
     discount = extra["value_discount"]
     if discount is None:
         return _USUAL_DISCOUNT, (
-            "nobody trained this policy's value, as imitation, grpo and reinforce do not: "
-            "candidates without a success are told apart by chance. Evaluate a policy that ppo "
-            "trained"
+            "this policy's value estimates no return: imitation, grpo and reinforce do not train "
+            "it, and value_normalisation=popart trains it on a scale of its own. Candidates "
+            "without a success are told apart by chance. Evaluate a policy that ppo trained"
         )
     return float(discount), None

@@ -89,10 +89,11 @@ def collect(given: argparse.Namespace) -> Answer:
         summary = record(
             config.simulator,
             path,
-            options.by_task or options.episodes,
+            options.by_task or options.total,
             options.action_noise,
             config.seed,
             lambda successes, attempts: progress.update(successes, f"{attempts} attempts"),
+            options.video,
         )
     words = (
         f"{summary.episodes} successes of {summary.attempts} attempts, {summary.frames} frames, "

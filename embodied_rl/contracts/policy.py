@@ -77,6 +77,14 @@ class Policy(Protocol):
 
     A policy whose value is a histogram also has `estimate`, which gives an `Estimate` where `value`
     gives its value alone.
+
+    A policy of which a costly part does not learn may have `prepare(observation)`: the tensors
+    [B, ...] that this part makes of an observation, or none if it does learn. They are kept in
+    `observation.prepared` from the decision to the end of the update, and every other method takes
+    them from there instead of making them again. Not needed, only faster.
+
+    A policy that plans more steps than it executes may have `imitated_steps`, the length H of the
+    demonstrated chunks that `imitation_loss` wants.
     """
 
     @property

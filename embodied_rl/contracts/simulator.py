@@ -145,6 +145,9 @@ class Observation:
     """float32 [B, S]."""
     instruction: tuple[str, ...]
     """One per environment, never shared."""
+    prepared: dict[str, Tensor] = field(default_factory=dict)
+    """What a policy made of it that stays while it learns (`Policy`), each [B, ...]; empty as
+    simulators give it."""
 
     def __len__(self) -> int:
         return len(self.instruction)
@@ -155,6 +158,7 @@ class Observation:
             images={name: image[rows] for name, image in self.images.items()},
             state=self.state[rows],
             instruction=tuple(self.instruction[row] for row in rows.tolist()),
+            prepared={name: tensor[rows] for name, tensor in self.prepared.items()},
         )
 
     def to(self, device: torch.device | str) -> Observation:
@@ -163,6 +167,7 @@ class Observation:
             images={name: image.to(device) for name, image in self.images.items()},
             state=self.state.to(device),
             instruction=self.instruction,
+            prepared={name: tensor.to(device) for name, tensor in self.prepared.items()},
         )
 
 

@@ -47,9 +47,15 @@ def examine_policy(policy: Policy, config: Config, simulator: Simulator) -> list
 
 
 def shapes(bench: PolicyBench) -> str:
-    """Shapes and bounds of a decision."""
-    policy, decision = bench.policy, _act(bench, 0)
-    rows, contract = len(bench.batch.observation), policy.contract
+    """Shapes and bounds of a decision, exploring and deterministic."""
+    for mode in ("explore", "deterministic"):
+        decision = _act(bench, 0, mode)
+        _require_shapes(bench, decision, mode)
+    return f"actions {list(decision.actions.shape)} within bounds"
+
+
+def _require_shapes(bench: PolicyBench, decision: Decision, mode: str) -> None:
+    policy, rows, contract = bench.policy, len(bench.batch.observation), bench.policy.contract
     wanted = {
         "actions": (decision.actions, (rows, policy.chunk, contract.action_dim)),
         "log_prob": (decision.log_prob, (rows, policy.chunk)),
@@ -58,17 +64,17 @@ def shapes(bench: PolicyBench) -> str:
     for name, (tensor, shape) in wanted.items():
         if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
             raise Broken(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}; it must be float32 {list(shape)}"
+                f"{name} ({mode}) is {tensor.dtype} {list(tensor.shape)}; it must be float32 "
+                f"{list(shape)}"
             )
         if not tensor.isfinite().all():
-            raise Broken(f"{name} has entries that are not finite")
+            raise Broken(f"{name} ({mode}) has entries that are not finite")
     low, high = torch.tensor(contract.action_low), torch.tensor(contract.action_high)
     if (decision.actions < low).any() or (decision.actions > high).any():
-        raise Broken("actions leave the contract's bounds; cut them after they are drawn")
+        raise Broken(f"actions ({mode}) leave the contract's bounds; cut them after they are drawn")
     for name, tensor in decision.trace.items():
         if len(tensor) != rows:
             raise Broken(f"trace[{name!r}] has {len(tensor)} rows for {rows} decisions")
-    return f"actions {list(decision.actions.shape)} within bounds"
 
 
 def ratio(bench: PolicyBench) -> str:
@@ -201,7 +207,11 @@ def parameters(bench: PolicyBench) -> str:
     values = {id(p) for p in policy.value_parameters()}
     if mine & values:
         raise Broken(f"{len(mine & values)} parameters are both the policy's and the value's")
-    left = [name for name, p in policy.named_parameters() if id(p) not in mine | values]
+    left = [
+        name
+        for name, p in policy.named_parameters()
+        if p.requires_grad and id(p) not in mine | values
+    ]
     if left:
         raise Doubtful(f"never trained, because in neither list: {', '.join(left[:4])}")
     return f"{len(mine)} of the policy, {len(values)} of the value"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import ChunkResult, Environment, Episode, Observation, Simulator
 from embodied_rl.correctness.gates import Broken, Doubtful, Finding, Gate, pass_through
+from embodied_rl.correctness.play import apart, play_out
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RolloutConfig
 
@@ -149,7 +150,7 @@ def chunks(bench: SimulatorBench) -> str:
 
 
 def refill(bench: SimulatorBench) -> str:
-    """An ended slot begins the episode that was offered to it; the other goes on."""
+    """An ended slot begins the episode that was offered to it."""
     _begin(bench, 8, 8)
     offer = bench.episode(9)
     for number in range(_MOST_CHUNKS):
@@ -171,8 +172,30 @@ def refill(bench: SimulatorBench) -> str:
     raise Doubtful(f"no episode ended within {_MOST_CHUNKS} chunks")
 
 
+def slots(bench: SimulatorBench) -> str:
+    """A slot is left where it is by what happens in another one: a new start, or a chunk."""
+    first, following = bench.actions(0), bench.actions(1)
+    views = []
+    for disturbed in (False, True):
+        _begin(bench, 2, 3)
+        if _execute(bench, first, [None, None]).done[1]:
+            raise Doubtful("the episode ended within one chunk")
+        if disturbed:
+            bench.simulator.start([0], [bench.episode(4)])
+            bench.simulator.send([0], following[:1], [None])
+            bench.simulator.receive([0])
+        bench.simulator.send([1], following[1:], [None])
+        views.append(bench.simulator.receive([1]).observation)
+    difference = _difference(views[0], views[1])
+    if not difference <= 100 * LARGEST_DIFFERENCE:
+        raise Broken(
+            f"a new start and a chunk in one slot move the other, which waits, by {difference:.3g}"
+        )
+    return f"a slot that waits stays where it is, to {difference:.1e}"
+
+
 def snapshots(bench: SimulatorBench) -> str:
-    """A restored state looks as it did, and goes on as it did."""
+    """A restored state looks as it did, and goes on as it did, to the episode's end."""
     if bench.config.batched:
         return "not for simulators that step as one batch"
     environment: Environment = bench.config.build_environment()
@@ -184,21 +207,24 @@ def snapshots(bench: SimulatorBench) -> str:
             kept = environment.snapshot()
         except NotImplementedError:
             raise Doubtful("no snapshots: episodes cannot begin in the middle") from None
-        views = []
-        for go_back in (False, True):
-            if go_back:
-                environment.restore(kept)
-            views.append(torch.from_numpy(environment.observe().state.copy()))
-            environment.step(actions[1])
-            views.append(torch.from_numpy(environment.observe().state.copy()))
+        first = play_out(environment, actions[1])
+        environment.restore(kept)
+        second = play_out(environment, actions[1])
     finally:
         environment.close()
-    differences = [float((views[i] - views[i + 2]).abs().max()) for i in range(2)]
-    if not differences[0] <= LARGEST_DIFFERENCE:
-        raise Broken(f"a restored state differs by {differences[0]:.3g}")
-    if not differences[1] <= 10 * LARGEST_DIFFERENCE:
-        raise Doubtful(f"one step after restoring, states differ by {differences[1]:.3g}")
-    return f"restores to {differences[0]:.1e}, one step later {differences[1]:.1e}"
+    seen, later = (apart(first.views[i], second.views[i]) for i in range(2))
+    if not seen <= LARGEST_DIFFERENCE:
+        raise Broken(f"a restored state differs by {seen:.3g}")
+    if first.steps != second.steps or first.ending.truncated != second.ending.truncated:
+        raise (Broken if first.ending.truncated and second.ending.truncated else Doubtful)(
+            f"after restoring, the episode ends after {second.steps} control steps instead of "
+            f"{first.steps}: a snapshot must hold the elapsed steps as well"
+        )
+    if not later <= 10 * LARGEST_DIFFERENCE:
+        raise Doubtful(f"one step after restoring, states differ by {later:.3g}")
+    if first.ending != second.ending:
+        raise Doubtful(f"after restoring, the end is {second.ending} instead of {first.ending}")
+    return f"restores to {seen:.1e}, one step later {later:.1e}, and ends at the same step"
 
 
 def wild_actions(bench: SimulatorBench) -> str:
@@ -218,6 +244,7 @@ GATES: dict[str, Gate[SimulatorBench]] = {
     "workers": workers,
     "chunks": chunks,
     "refill": refill,
+    "slots": slots,
     "snapshots": snapshots,
     "wild actions": wild_actions,
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied_rl.contracts import ChunkResult, Decision, Episode, Observation, Policy, Simulator
 from embodied_rl.rollout.batch import Batch, EpisodeResult
 from embodied_rl.rollout.planner import TrainingPlanner
-from embodied_rl.rollout.running import Running, halves_of, join
+from embodied_rl.rollout.running import Running, halves_of, join, prepared
 
 
 @dataclass
@@ -79,6 +79,8 @@ class Collector:
                     self._set_next_value(steps[half][t], following.decision.value)
                     steps[half].append(following)
         for half in range(len(self._halves)):
+            # The next collection begins with the same observation.
+            self._seen[half] = prepared(self._policy, self._seen[half].to(self._device))
             self._set_next_value(steps[half][-1], self._value(self._seen[half]))
         self._clock["total"] = time.monotonic() - began
         return self._batch(num_decisions, steps)
@@ -131,7 +133,7 @@ class Collector:
             if not rows:
                 return
             busy = [slots[row] for row in rows]
-            chunk = torch.stack([actions[slot][i] for slot in busy])
+            chunk = torch.stack([actions[slot][i] for slot in busy]).to(self._device)
             offers = self._planner.take(len(busy))
             self._simulator.send(busy, chunk, offers)
             result = self._simulator.receive(busy)
@@ -143,7 +145,7 @@ class Collector:
     def _decide(self, half: int) -> _Step:
         slots, observation = self._halves[half], self._seen[half]
         began = time.monotonic()
-        seen = observation.to(self._device)
+        seen = prepared(self._policy, observation.to(self._device))
         decision = self._policy.act(seen, self._generator, "explore")
         self._clock["infer"] += time.monotonic() - began
         offers = self._planner.take(len(slots))

@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied_rl.contracts import ChunkResult, Decision, Episode, Observation, Policy, Simulator
 from embodied_rl.rollout.batch import EpisodeResult
 from embodied_rl.rollout.lookahead import BestOf, choose
-from embodied_rl.rollout.running import Running, gather, halves_of
+from embodied_rl.rollout.running import Running, gather, halves_of, prepared
 
 type Mode = Literal["explore", "deterministic"]
 
@@ -129,6 +129,8 @@ class EpisodeRun:
             return [], []
         began = time.monotonic()
         observation = gather([self._seen[slot] for slot in busy]).to(self._device)
+        if self._mode == "explore" or self._best_of:
+            observation = prepared(self._policy, observation)
         first = [self._running[slot][1][0] for slot in busy]
         decision = self._policy.act(observation, first, self._mode)
         if self._recorder:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied_rl.contracts import ChunkResult, Episode, Observation
+from embodied_rl.contracts import ChunkResult, Episode, Observation, Policy
 from embodied_rl.rollout.batch import EpisodeResult, Path
 
 
@@ -76,6 +76,10 @@ def gather(rows: Sequence[tuple[Observation, int]]) -> Observation:
         },
         state=torch.stack([observation.state[row] for observation, row in rows]),
         instruction=tuple(observation.instruction[row] for observation, row in rows),
+        prepared={
+            name: torch.stack([observation.prepared[name][row] for observation, row in rows])
+            for name in first.prepared
+        },
     )
 
 
@@ -86,4 +90,15 @@ def join(observations: Sequence[Observation]) -> Observation:
         images={name: torch.cat([o.images[name] for o in observations]) for name in first.images},
         state=torch.cat([o.state for o in observations]),
         instruction=tuple(text for o in observations for text in o.instruction),
+        prepared={
+            name: torch.cat([o.prepared[name] for o in observations]) for name in first.prepared
+        },
     )
+
+
+def prepared(policy: Policy, observation: Observation) -> Observation:
+    """With what the policy makes of it for good, if it does so."""
+    make = getattr(policy, "prepare", None)
+    if make is None or observation.prepared:
+        return observation
+    return replace(observation, prepared=make(observation))

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.contracts import Episode, Policy, Simulator, SimulatorSpec
 from embodied_rl.evaluation.evaluate import EvaluationSummary, evaluate, protocol
 from embodied_rl.rollout.planner import evaluation_plan
 from embodied_rl.training.policy_folder import load_policy
@@ -93,7 +93,11 @@ def film(run: Run, name: Literal["start", "final"]) -> None:
         return
     policy = load_policy(run.policy_folder(name)).policy
     simulator: Any = run.config.simulator
-    plan = evaluation_plan(getattr(simulator, "task", ""), count, run.config.seed)
+
+    def plan(spec: SimulatorSpec) -> list[Episode]:
+        states = spec.num_initial_states
+        return evaluation_plan(spec.all_tasks, count, run.config.seed, "final", states)
+
     film_episodes(simulator, policy, plan, run.directory / "videos", name)
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from embodied_rl.contracts import Contract
 from embodied_rl.rollout.practice import Demonstration
-from embodied_rl.training.demonstrations import OUR_FILE, BadDemonstrations, load_actions
+from embodied_rl.run_config import DemonstrationsConfig
+from embodied_rl.training.demonstrations import load_actions
+from embodied_rl.training.lerobot_folder import (
+    OUR_FILE,
+    BadDemonstrations,
+    demonstrations_folder,
+)
 from embodied_rl.training.run import Run
 
 _INSTEAD = "Record others with `embodied-rl collect`, or set practice.demonstrated_share=0"
@@ -19,13 +25,13 @@ def demonstrations_to_begin_in(run: Run, contract: Contract) -> list[Demonstrati
     options = run.config.demonstrations
     if not (run.config.practice.demonstrated_share and options):
         return []
-    path = options.path or run.directory / "demonstrations"
+    path = demonstrations_folder(run.directory, contract, options)
     simulator = run.config.simulator.model_dump(mode="json")
-    return replayable(path, simulator, contract, options.total)
+    return replayable(path, simulator, contract, options)
 
 
 def replayable(
-    path: Path, simulator: dict[str, Any], contract: Contract, episodes: int
+    path: Path, simulator: dict[str, Any], contract: Contract, options: DemonstrationsConfig
 ) -> list[Demonstration]:
     """The first episodes of a data set with their initial states.
 
@@ -33,7 +39,7 @@ def replayable(
     recorded states: if the initial states are not known, the executed actions had noise, or the
     simulator had other options.
     """
-    actions = load_actions(path, contract, episodes)
+    actions = load_actions(path, contract, options)
     file = path / OUR_FILE
     if not file.is_file():
         raise BadDemonstrations(

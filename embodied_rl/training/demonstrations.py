@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from dataclasses import dataclass
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,18 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import Contract, ContractMismatch, Observation
+from embodied_rl.run_config import DemonstrationsConfig
+from embodied_rl.training.lerobot_folder import (
+    BadDemonstrations,
+    check_folder,
+    image_keys,
+    open_dataset,
+)
+from embodied_rl.training.pictures import Pictures
 
-OUR_FILE = "meta/embodied_rl.json"
-"""Beside lerobot's own metadata: contract, simulator options, how it was recorded."""
+_MOST_WORKERS = 8
 
-_IMAGES = "observation.images."
-
-
-class BadDemonstrations(ValueError):
-    """A data set that cannot be learned from."""
+type Batch = tuple[Observation, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class Demonstrations:
     """N frames of several episodes, in order."""
 
     observation: Observation
-    """N rows."""
+    """N rows; without images where `pictures` has them."""
     actions: Tensor
     """float32 [N, A]."""
     episode: Tensor
     """int64 [N]: number of the frame's episode, from 0."""
+    pictures: Pictures | None = None
+    """N rows that are decoded when they are asked for, where they are too many for the memory."""
 
     @property
     def num_episodes(self) -> int:
@@ -44,108 +52,117 @@ class Demonstrations:
         """Only these episodes, numbered anew."""
         rows = torch.isin(self.episode, episodes).nonzero()[:, 0]
         numbers = torch.searchsorted(episodes.sort().values, self.episode[rows])
-        return Demonstrations(self.observation.select(rows), self.actions[rows], numbers)
+        pictures = self.pictures.select(rows) if self.pictures else None
+        return Demonstrations(self.observation.select(rows), self.actions[rows], numbers, pictures)
 
-    def chunks(self, rows: Tensor, length: int) -> tuple[Observation, Tensor, Tensor]:
+    def chunks(self, rows: Tensor, length: int) -> Batch:
         """Observations, chunks [B, length, A] that begin at these frames, and which of their steps
         are still in the episode [B, length]. Steps past its end repeat the last action."""
-        last = self._last_frame()[rows]
+        return self._chunks(rows, length, self.pictures.read(rows) if self.pictures else None)
+
+    def batches(self, parts: Iterable[Tensor], length: int) -> Generator[Batch]:
+        """`chunks` of one part after the other; pictures are decoded ahead by worker processes, so
+        that `parts` is then read sooner than batches are taken."""
+        if self.pictures is None:
+            for rows in parts:
+                yield self.chunks(rows, length)
+            return
+        ahead: deque[Tensor] = deque()
+
+        def noted() -> Iterator[Tensor]:
+            for rows in parts:
+                ahead.append(rows)
+                yield rows
+
+        with closing(self.pictures.stream(noted())) as stream:
+            for images in stream:
+                yield self._chunks(ahead.popleft(), length, images)
+
+    def _chunks(self, rows: Tensor, length: int, images: dict[str, Tensor] | None) -> Batch:
+        last = self._last_frame[rows]
         steps = rows[:, None] + torch.arange(length)
         valid = steps <= last[:, None]
         actions = self.actions[torch.minimum(steps, last[:, None])]
-        return self.observation.select(rows), actions, valid
+        observation = self.observation.select(rows)
+        if images is not None:
+            observation = replace(observation, images=images)
+        return observation, actions, valid
 
+    @cached_property
     def _last_frame(self) -> Tensor:
         counts = torch.bincount(self.episode)
         return (counts.cumsum(0) - 1)[self.episode]
 
 
-def load(path: Path, contract: Contract, num_episodes: int | None = None) -> Demonstrations:
-    """Read a LeRobotDataset v3 folder, ours or another's.
+def load(
+    path: Path, contract: Contract, options: DemonstrationsConfig | None = None
+) -> Demonstrations:
+    """Read a LeRobotDataset v3 folder, ours or another's; all of it by default. Pictures that would
+    take more than `options.in_memory_mib` are left in it, to be decoded when they are asked for.
 
     Raises FileNotFoundError, ContractMismatch naming the field that does not fit, or
-    `BadDemonstrations` for too few episodes or values that are not finite.
+    `BadDemonstrations` for too few episodes, values that are not finite or a damaged folder.
     """
-    dataset, frames, episode = _frames(path, contract, num_episodes)
-    count = len(episode)
-    state = _column(frames, "observation.state", contract.state_dim, path)[:count]
-    actions = _column(frames, "action", contract.action_dim, path)[:count]
-    tasks = {int(row.task_index): str(name) for name, row in dataset.meta.tasks.iterrows()}
-    indices = np.asarray(frames["task_index"]).reshape(-1)[:count]
+    options = options or DemonstrationsConfig(path=path, episodes=None)
+    dataset, episode = _open(path, contract, options)
     observation = Observation(
-        images={camera.name: _images(dataset, camera.name, count) for camera in contract.cameras},
-        state=state,
-        instruction=tuple(tasks[int(index)] for index in indices),
+        images={},
+        state=_values(dataset, "observation.state", contract.state_dim, path)
+        if contract.state_dim
+        else torch.zeros((len(episode), 0)),
+        instruction=_instructions(dataset),
     )
-    return Demonstrations(observation, actions, episode)
+    actions = _values(dataset, "action", contract.action_dim, path)
+    if not contract.cameras:
+        return Demonstrations(observation, actions, episode)
+    workers = options.workers
+    if workers is None:
+        workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+    pictures = Pictures(
+        dataset,
+        contract.cameras,
+        image_keys(contract.cameras, options.cameras),
+        options.resize,
+        workers,
+        frames=torch.arange(len(episode)),
+    )
+    if pictures.num_bytes > options.in_memory_mib * 2**20:
+        return Demonstrations(observation, actions, episode, pictures)
+    return Demonstrations(replace(observation, images=pictures.read_all()), actions, episode)
 
 
-def load_actions(path: Path, contract: Contract, num_episodes: int | None = None) -> list[Tensor]:
+def load_actions(path: Path, contract: Contract, options: DemonstrationsConfig) -> list[Tensor]:
     """The actions [L, A] of each episode alone; raises what `load` raises."""
-    _, frames, episode = _frames(path, contract, num_episodes)
-    actions = _column(frames, "action", contract.action_dim, path)[: len(episode)]
+    dataset, episode = _open(path, contract, options)
+    actions = _values(dataset, "action", contract.action_dim, path)
     return list(torch.split(actions, torch.bincount(episode).tolist()))
 
 
-def _frames(path: Path, contract: Contract, num_episodes: int | None) -> tuple[Any, Any, Tensor]:
-    """The data set, its frames, and the number of the episode of each frame that is wanted [N]."""
-    if not (path / "meta" / "info.json").is_file():
-        raise FileNotFoundError(
-            f"{path} is not a LeRobotDataset v3 folder: it has no meta/info.json. Record one with "
-            f"`embodied-rl collect`, or leave out demonstrations.path"
-        )
-    _check_contract(path, contract)
-    dataset = open_dataset(path)
-    frames = dataset.hf_dataset.with_format("numpy")
-    episode = torch.from_numpy(np.asarray(frames["episode_index"]).astype(np.int64).reshape(-1))
-    total = int(episode.max()) + 1
-    if num_episodes is None:
-        return dataset, frames, episode
-    if num_episodes > total:
+def _open(path: Path, contract: Contract, options: DemonstrationsConfig) -> tuple[Any, Tensor]:
+    """The data set with the wanted episodes, and the number of the episode of each frame [N]."""
+    check_folder(path, contract, options)
+    dataset = open_dataset(path, options.limit)
+    numbers = dataset.hf_dataset.data.column("episode_index").to_numpy()
+    return dataset, torch.from_numpy(numbers.astype(np.int64))
+
+
+def _instructions(dataset: Any) -> tuple[str, ...]:
+    tasks = {int(row.task_index): str(name) for name, row in dataset.meta.tasks.iterrows()}
+    indices = dataset.hf_dataset.data.column("task_index").to_numpy()
+    return tuple(tasks[index] for index in indices.tolist())
+
+
+def _values(dataset: Any, name: str, size: int, path: Path) -> Tensor:
+    """float32 [N, size] of one column."""
+    table = dataset.hf_dataset
+    if name not in table.column_names:
         raise BadDemonstrations(
-            f"{path} holds {total} episodes, but demonstrations.episodes={num_episodes}"
+            f"{path} has no column {name!r}; it has {', '.join(table.column_names)}"
         )
-    return dataset, frames, episode[: int((episode < num_episodes).sum())]
-
-
-def open_dataset(path: Path) -> Any:
-    """The folder as lerobot's own class, without asking a hub for anything."""
-    quiet_lerobot()
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
-
-    return LeRobotDataset("local/demonstrations", root=path, video_backend="pyav")
-
-
-def quiet_lerobot() -> None:
-    """Keep progress bars and notes of the data-set libraries out of ours."""
-    for name in ("lerobot", "datasets", "huggingface_hub", "root"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    import datasets
-
-    datasets.disable_progress_bars()
-
-
-def _check_contract(path: Path, contract: Contract) -> None:
-    ours = path / OUR_FILE
-    if ours.is_file():
-        stored = Contract.from_json(json.loads(ours.read_text())["contract"])
-        stored.require_equal(contract, f"the data set {path}", "the simulator")
-        return
-    features = json.loads((path / "meta" / "info.json").read_text())["features"]
-    for camera in contract.cameras:
-        if f"{_IMAGES}{camera.name}" not in features:
-            have = [name for name in features if name.startswith(_IMAGES)]
-            raise ContractMismatch(
-                f"the data set {path} has no {_IMAGES}{camera.name}; it has {have or 'no images'}"
-            )
-
-
-def _column(frames: Any, name: str, size: int, path: Path) -> Tensor:
-    if name not in frames.column_names:
-        raise BadDemonstrations(
-            f"{path} has no column {name!r}; it has {', '.join(frames.column_names)}"
-        )
-    values = np.stack([np.asarray(row, dtype=np.float32).reshape(-1) for row in frames[name]])
+    column = table.data.column(name).combine_chunks()
+    while not hasattr(column, "to_numpy") or column.type.num_fields:
+        column = column.flatten()
+    values = column.to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(table), -1)
     if values.shape[1] != size:
         raise ContractMismatch(
             f"the data set {path} has {values.shape[1]} entries in {name}, the simulator {size}"
@@ -154,12 +171,3 @@ def _column(frames: Any, name: str, size: int, path: Path) -> Tensor:
     if len(bad):
         raise BadDemonstrations(f"{path}: {name} is not finite in frame {bad[0]}")
     return torch.from_numpy(values)
-
-
-def _images(dataset: Any, camera: str, count: int) -> Tensor:
-    """uint8 [N, height, width, 3] of one camera, from image or video columns."""
-    pictures = []
-    for row in range(count):
-        picture = dataset[row][f"{_IMAGES}{camera}"]  # float [3, height, width] in 0..1
-        pictures.append((picture * 255.0).round().to(torch.uint8).permute(1, 2, 0))
-    return torch.stack(pictures)

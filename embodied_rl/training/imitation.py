@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,9 +23,13 @@ from embodied_rl.training.checkpoint import (
     under,
     with_prefix,
 )
-from embodied_rl.training.demonstrations import Demonstrations
+from embodied_rl.training.demonstrations import Batch, Demonstrations
 
 _LOG_EVERY = 50
+
+_MOST_HELD_OUT = 10_240
+"""Frames that the open-loop error is measured on; of a large data set, all would take longer than
+training."""
 
 type Log = Callable[[int, dict[str, float]], None]
 
@@ -54,6 +60,7 @@ class Imitation:
         device: str,
     ) -> None:
         self._policy, self._config, self._device = policy, config, device
+        self._chunk: int = getattr(policy, "imitated_steps", policy.chunk)
         self._train, self._held_out = split(demonstrations, config.holdout_share, seed)
         policy.fit_normalisation(
             self._train.observation.state.to(device), self._train.actions.to(device)
@@ -76,15 +83,17 @@ class Imitation:
         stop: Callable[[], bool],
     ) -> ImitationResult | None:
         """Train to the end, from where `restore` left off. None if it was stopped (and saved)."""
-        while self._step < self._config.steps:
-            values = self._train_step()
-            on_step(self._step, values["loss"])
-            if self._step % _LOG_EVERY == 0:
-                log(self._step, values)
-            if stop() or self._step % self._config.checkpoint_every == 0:
-                self.save(store)
-            if stop():
-                return None
+        # Closed at the end, whatever it is: processes that decode pictures end with it.
+        with closing(self._batches()) as batches:
+            while self._step < self._config.steps:
+                values = self._train_step(next(batches))
+                on_step(self._step, values["loss"])
+                if self._step % _LOG_EVERY == 0:
+                    log(self._step, values)
+                if stop() or self._step % self._config.checkpoint_every == 0:
+                    self.save(store)
+                if stop():
+                    return None
         for parameter, average in zip(self._parameters, self._average, strict=True):
             parameter.data.copy_(average)
         error = self._open_loop_error()
@@ -120,16 +129,29 @@ class Imitation:
         self._step, self._recent = state["step"], state["recent"]
         return self._step
 
-    def _train_step(self) -> dict[str, float]:
+    def _batches(self) -> Generator[Batch]:
+        """Random batches without end. Pictures of later ones may be decoded already; the state that
+        `save` writes is that after the last one taken, so that the others are then drawn again."""
+        ahead = torch.Generator()
+        ahead.set_state(self._rows.get_state())
+        rows = (self._draw(ahead) for _ in count())
+        with closing(self._train.batches(rows, self._chunk)) as batches:
+            for batch in batches:
+                self._draw(self._rows)
+                yield batch
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        total = len(self._train.actions)
+        return torch.randint(total, (min(self._config.batch_size, total),), generator=generator)
+
+    def _train_step(self, batch: Batch) -> dict[str, float]:
         config = self._config
         rate = config.learning_rate * learning_rate_factor(
             self._step, config.warmup_steps, config.steps
         )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        count = len(self._train.actions)
-        rows = torch.randint(count, (min(config.batch_size, count),), generator=self._rows)
-        observation, actions, valid = self._train.chunks(rows, self._policy.chunk)
+        observation, actions, valid = batch
         loss = self._policy.imitation_loss(
             observation.to(self._device),
             actions.to(self._device),
@@ -164,15 +186,15 @@ class Imitation:
     def _open_loop_error(self) -> float | None:
         if self._held_out is None:
             return None
-        rows = torch.arange(len(self._held_out.actions))
+        rows = _spread(len(self._held_out.actions), _MOST_HELD_OUT)
         generator = torch.Generator(self._device).manual_seed(0)
-        total, count = 0.0, 0
-        for part in torch.split(rows, 1024):
-            observation, actions, valid = self._held_out.chunks(part, self._policy.chunk)
+        total, number = 0.0, 0
+        parts = torch.split(rows, 1024)
+        for observation, actions, valid in self._held_out.batches(parts, self._policy.chunk):
             decision = self._policy.act(observation.to(self._device), generator, "deterministic")
             difference = (decision.actions.cpu() - actions).abs()[valid]
-            total, count = total + float(difference.sum()), count + difference.numel()
-        return total / count
+            total, number = total + float(difference.sum()), number + difference.numel()
+        return total / number
 
 
 def split(
@@ -185,6 +207,11 @@ def split(
         return demonstrations, None
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     return demonstrations.subset(order[held_out:]), demonstrations.subset(order[:held_out])
+
+
+def _spread(total: int, most: int) -> Tensor:
+    """All of `total` rows, or `most` of them, evenly spread."""
+    return torch.arange(min(total, most)) * total // min(total, most)
 
 
 def learning_rate_factor(step: int, warmup_steps: int, num_steps: int) -> float:

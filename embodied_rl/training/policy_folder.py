@@ -35,16 +35,21 @@ class LoadedPolicy:
     extra: dict[str, Any]
     """What the saver added, such as the simulator's options under `simulator`."""
     fingerprint: str
-    """SHA-256 of the weights file."""
+    """SHA-256 of the weights: of our file, and of the native ones after it."""
 
 
 def save_policy(
     policy: Policy, config: Config, folder: Path, extra: dict[str, Any] | None = None
 ) -> None:
-    """Write a policy folder, whole or not at all."""
+    """Write a policy folder, whole or not at all.
+
+    A policy made from another library's checkpoint has a `native_prefix`: what of its state is
+    called so, its `save_native(folder)` writes beside ours, in that library's own files.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(folder) as unfinished:
-        weights = {n: t.detach().cpu().contiguous() for n, t in policy.state_dict().items()}
+        weights = {n: t.detach().cpu().contiguous() for n, t in _ours(policy).items()}
+        native = _save_native(policy, unfinished)
         save_file(weights, unfinished / _WEIGHTS)
         write_json(
             unfinished / _DESCRIPTION,
@@ -53,7 +58,8 @@ def save_policy(
                 "architecture": getattr(policy, "architecture", None),
                 "contract": policy.contract.to_json(),
                 "contract_fingerprint": policy.contract.fingerprint,
-                "weights_sha256": _digest(unfinished / _WEIGHTS),
+                "native_files": native,
+                "weights_sha256": _digest(unfinished, native),
                 "versions": package_versions(),
                 "extra": extra or {},
             },
@@ -87,9 +93,16 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
             f"A run keeps its policies under RUN/policies/."
         )
     data = _description(folder / _DESCRIPTION)
-    digest = _digest(folder / _WEIGHTS)
+    native = data.get("native_files", [])
+    missing = [name for name in native if not (folder / name).is_file()]
+    if missing:
+        raise DamagedPolicy(f"{folder} lacks {', '.join(missing[:5])}, which was saved with it")
+    digest = _digest(folder, native)
     if digest != data["weights_sha256"]:
-        raise DamagedPolicy(f"{folder / _WEIGHTS} was changed or cut off after it was saved")
+        beside = f" or a file of the checkpoint beside it ({', '.join(native)})" if native else ""
+        raise DamagedPolicy(
+            f"{folder / _WEIGHTS}{beside} was changed or cut off after it was saved"
+        )
     contract = Contract.from_json(data["contract"])
     if contract.fingerprint != data["contract_fingerprint"]:
         raise DamagedPolicy(
@@ -103,12 +116,14 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
         config = options
     # What a policy took from elsewhere when it was new: the folder must do without that later on.
     architecture = data.get("architecture")
-    policy: Any = config.rebuild(contract, architecture) if architecture else config.build(contract)
+    policy: Any = (
+        config.rebuild(contract, architecture, folder) if architecture else config.build(contract)
+    )
     try:
         weights = load_file(folder / _WEIGHTS)
     except SafetensorError as error:
         raise DamagedPolicy(f"{folder / _WEIGHTS} cannot be read: {error}") from None
-    wanted = policy.state_dict()
+    wanted = _ours(policy)
     if options is not None:
         weights = _with_fresh_exploration(policy, weights, wanted)
     problems = [f"{name} is missing" for name in wanted if name not in weights]
@@ -122,9 +137,30 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
         whose = "its own options" if options is None else f"these options ({_words(config)})"
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise DamagedPolicy(f"{folder} does not fit {whose}: {'; '.join(problems[:5])}{more}")
-    policy.load_state_dict(weights)
+    # Native weights are there already.
+    whole = policy.state_dict() if native else {}
+    policy.load_state_dict({**whole, **weights})
     policy.to(device)
     return LoadedPolicy(policy, config, contract, data["extra"], digest)
+
+
+def _ours(policy: Any) -> dict[str, Tensor]:
+    """What of a policy's state our own weights file holds."""
+    prefix: str | None = getattr(policy, "native_prefix", None)
+    state: dict[str, Tensor] = policy.state_dict()
+    return {n: t for n, t in state.items() if prefix is None or not n.startswith(prefix)}
+
+
+def _save_native(policy: Any, folder: Path) -> list[str]:
+    """Let a policy write the files of another library; their names in the folder."""
+    if getattr(policy, "native_prefix", None) is None:
+        return []
+    policy.save_native(folder)
+    files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    taken = {_WEIGHTS, _DESCRIPTION} & set(files)
+    if taken:
+        raise ValueError(f"{type(policy).__name__}.save_native must not write {taken.pop()}")
+    return files
 
 
 def _with_fresh_exploration(
@@ -155,7 +191,11 @@ def _description(path: Path) -> dict[str, Any]:
     return data
 
 
-def _digest(path: Path) -> str:
-    # Piece by piece: weights may be a large part of the memory.
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(folder: Path, native: list[str]) -> str:
+    """Of our weights file, and of the native files after it."""
+    digest = hashlib.sha256()
+    for name in (_WEIGHTS, *native):
+        with (folder / name).open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,10 +22,13 @@ from embodied_rl.contracts import (
 )
 from embodied_rl.files import new_folder, write_json
 from embodied_rl.rollout.planner import TrainingPlanner
-from embodied_rl.training.demonstrations import OUR_FILE, quiet_lerobot
+from embodied_rl.training.lerobot_folder import OUR_FILE, quiet_lerobot
 from embodied_rl.versions import package_versions
 
 _MOST_ATTEMPTS_PER_EPISODE = 10
+
+_SMALLEST_VIDEO = 32
+"""Pixels; the AV1 encoder takes the whole process down with smaller pictures."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,16 @@ def record(
     action_noise: float,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
+    video: bool = False,
 ) -> RecordingSummary:
     """Record `episodes` successes, so many in all or of each task, from training initial states;
-    `on_progress` is told successes and attempts.
+    `on_progress` is told successes and attempts. Pictures are stored one by one as PNG, or as
+    `video`.
 
     With action noise, the noisy action is executed and the clean one recorded. The folder takes
     its name only when it is complete. Raises FileExistsError if there is one, ValueError if the
-    task has no expert, `ExpertFails` if it needs ten times as many attempts.
+    task has no expert or pictures are too small for videos, `ExpertFails` if it needs ten times as
+    many attempts.
     """
     if path.exists():
         raise FileExistsError(f"{path} is there already; choose another folder or remove it")
@@ -68,7 +75,7 @@ def record(
         expert: Expert = simulator.build_expert(environment)
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(path) as unfinished:
-            dataset = _create(unfinished / "data_set", environment)
+            dataset = _create(unfinished / "data_set", environment, video)
             recorder = _Recorder(environment, expert, action_noise, seed)
             frames = recorder.record(dataset, episodes, on_progress)
             dataset.finalize()
@@ -165,14 +172,24 @@ class _Recorder:
             for name, image in seen.images.items():
                 frame[f"observation.images.{name}"] = image
             dataset.add_frame(frame)
-        dataset.save_episode()
+        # lerobot would encode each camera in a process forked from the one that renders.
+        dataset.save_episode(parallel_encoding=False)
 
 
-def _create(path: Path, environment: Environment) -> Any:
+def _create(path: Path, environment: Environment, video: bool) -> Any:
+    contract: Contract = environment.spec.contract
+    small = [c for c in contract.cameras if min(c.height, c.width) < _SMALLEST_VIDEO]
+    if video and small:
+        raise ValueError(
+            f"demonstrations.video=true needs pictures of at least {_SMALLEST_VIDEO} x "
+            f"{_SMALLEST_VIDEO}, but the camera {small[0].name} gives {small[0].height} x "
+            f"{small[0].width}; leave video out"
+        )
     quiet_lerobot()
+    if video:
+        _quiet_encoders()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    contract: Contract = environment.spec.contract
     one = {"shape": (1,), "names": None}
     features: dict[str, Any] = {
         "observation.state": _vector("state", contract.state_dim),
@@ -183,7 +200,7 @@ def _create(path: Path, environment: Environment) -> Any:
     }
     for camera in contract.cameras:
         features[f"observation.images.{camera.name}"] = {
-            "dtype": "image",
+            "dtype": "video" if video else "image",
             "shape": (camera.height, camera.width, 3),
             "names": ["height", "width", "channels"],
         }
@@ -192,8 +209,16 @@ def _create(path: Path, environment: Environment) -> Any:
         fps=round(contract.control_hz),
         features=features,
         root=path,
-        use_videos=False,
+        use_videos=video,
+        video_backend="pyav",
     )
+
+
+def _quiet_encoders() -> None:
+    os.environ.setdefault("SVT_LOG", "1")  # errors alone
+    import av
+
+    av.logging.set_libav_level(av.logging.ERROR)
 
 
 def _vector(name: str, size: int) -> dict[str, Any]:

@@ -116,7 +116,12 @@ class Reinforcement:
         success = quick_check(
             self.run, self.simulator, self.policy, self.position.iteration, self.device
         )
-        return not is_as_good(success, self.position.best_success, options.quick_episodes)
+        return not is_as_good(success, self.position.best_success, self._quick_episodes)
+
+    @property
+    def _quick_episodes(self) -> int:
+        """Of all tasks together."""
+        return self.run.config.evaluation.quick_episodes * len(self.simulator.spec.all_tasks)
 
     def _check(self) -> None:
         """Measure on quick-check states; keep the policy unless an earlier one was better."""
@@ -126,9 +131,9 @@ class Reinforcement:
             self.run, self.simulator, self.policy, self.position.iteration, self.device
         )
         self.collector.load_state_dict(tensors, state)
-        episodes, best = self.run.config.evaluation.quick_episodes, self.position.best_success
+        best = self.position.best_success
         self.position.best_success = max(best, success)
-        self.position.last_is_best = is_as_good(success, best, episodes)
+        self.position.last_is_best = is_as_good(success, best, self._quick_episodes)
         if self.position.last_is_best:
             folder = self.run.policy_folder("best")
             self.keep(self.policy, folder)
@@ -159,7 +164,10 @@ class Reinforcement:
         config = self.run.config
         # Only an algorithm with a critic has a discount; the others leave the value as it was.
         discount = getattr(config.algorithm, "discount", None) if config.iterations else None
-        if discount is None:
+        if discount and getattr(config.algorithm, "value_normalisation", "off") != "off":
+            # The scale of what it learned stays with the algorithm: the value alone says nothing.
+            discount = None
+        elif discount is None:
             discount = extra_in(self.run.policy_folder("start")).get("value_discount")
         save_policy(policy, config.policy, folder, extra_of(self.run, discount))
 

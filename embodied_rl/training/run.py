@@ -22,6 +22,8 @@ _FREE = (
     "rollout.num_workers",
     "rollout.step_timeout_s",
     "rollout.max_worker_restarts",
+    "demonstrations.in_memory_mib",
+    "demonstrations.workers",
 )
 """Options that may change when a run is resumed."""
 

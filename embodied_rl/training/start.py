@@ -13,6 +13,7 @@ from embodied_rl.training.checkpoint import CheckpointStore
 from embodied_rl.training.demonstrations import Demonstrations, load
 from embodied_rl.training.imitation import Imitation
 from embodied_rl.training.interrupt import StopSignal
+from embodied_rl.training.lerobot_folder import demonstrations_folder
 from embodied_rl.training.policy_folder import load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
 from embodied_rl.training.recording import record
@@ -91,12 +92,10 @@ def _imitate(
 
 
 def _demonstrations(run: Run, spec: SimulatorSpec, options: DemonstrationsConfig) -> Demonstrations:
-    path = options.path
-    if path is None:
-        path = run.directory / "demonstrations"
-        if not path.exists():
-            _record(run, path, options)
-    return load(path, spec.contract, options.total)
+    path = demonstrations_folder(run.directory, spec.contract, options)
+    if not path.exists() and not options.is_given:
+        _record(run, path, options)
+    return load(path, spec.contract, options)
 
 
 def _record(run: Run, path: Path, options: DemonstrationsConfig) -> None:
@@ -104,10 +103,11 @@ def _record(run: Run, path: Path, options: DemonstrationsConfig) -> None:
         summary = record(
             run.config.simulator,
             path,
-            options.by_task or options.episodes,
+            options.by_task or options.total,
             options.action_noise,
             run.config.seed,
             lambda successes, attempts: progress.update(successes, f"{attempts} attempts"),
+            options.video,
         )
         progress.say(
             f"demonstrations: {summary.episodes} successes of {summary.attempts} attempts, "

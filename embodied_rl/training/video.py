@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from embodied_rl.contracts import Environment, Episode, Observation, Policy
+from embodied_rl.contracts import Environment, Episode, Observation, Policy, SimulatorSpec
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import ByteArray
@@ -44,9 +44,13 @@ def write_video(path: Path, frames: Sequence[ByteArray], frames_per_s: float) ->
 
 
 def film_episodes(
-    simulator: Any, policy: Policy, episodes: Sequence[Episode], folder: Path, prefix: str
+    simulator: Any,
+    policy: Policy,
+    plan: Callable[[SimulatorSpec], Sequence[Episode]],
+    folder: Path,
+    prefix: str,
 ) -> list[Path]:
-    """Film these episodes with the policy; file names tell how they ended.
+    """Film the episodes planned for the simulator; file names tell how they ended.
 
     Returns nothing if the simulator cannot draw here.
     """
@@ -54,7 +58,7 @@ def film_episodes(
     try:
         if not environment.spec.can_render:
             return []
-        return [_film(environment, policy, episode, folder, prefix) for episode in episodes]
+        return [_film(environment, policy, e, folder, prefix) for e in plan(environment.spec)]
     finally:
         environment.close()
 

@@ -57,6 +57,7 @@ ALGORITHMS: dict[str, list[str]] = {
     "ppo": ["algorithm=ppo", "algorithm.decisions_per_iteration=16"],
     "grpo": [
         "algorithm=grpo",
+        "algorithm.max_refill=2",
         "algorithm.groups_per_iteration=24",
         "algorithm.group_size=8",
     ],

@@ -115,7 +115,7 @@ def test_success_against_the_number_of_candidates(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("imitated", "nobody trained this policy's value, as imitation"),
+        ("imitated", "this policy's value estimates no return: imitation"),
         ("old", "does not say whether its value was trained; candidates are judged by it all the"),
     ],
 )

@@ -50,6 +50,14 @@ class Wide(GaussianMLP):
         return 3.0 * units + 2.0
 
 
+class Certain(GaussianMLP):
+    """Minds the bounds only when it explores."""
+
+    def act(self, observation: Observation, generator: Any, mode: Any) -> Decision:
+        found = super().act(observation, generator, mode)
+        return found if mode == "explore" else replace(found, actions=found.actions + 7.0)
+
+
 class Forgetful(GaussianMLP):
     """Scores something else than what it drew."""
 
@@ -140,7 +148,8 @@ TWO = torch.full((4, 1), 2.0)
 """A token log-probability for each of four slots."""
 
 BROKEN: list[tuple[type[GaussianMLP], str, Literal["fail", "warn"], str]] = [
-    (Wide, "shapes", "fail", "leave the contract's bounds"),
+    (Wide, "shapes", "fail", "actions (explore) leave the contract's bounds"),
+    (Certain, "shapes", "fail", "actions (deterministic) leave the contract's bounds"),
     (Forgetful, "ratio", "fail", "largest log-ratio"),
     (Miscounted, "tokens", "fail", "added up by token_step, differs from log_prob"),
     (HalfTold, "tokens", "fail", "go together"),

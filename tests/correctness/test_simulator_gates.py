@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from broken_lines import OddLineConfig
+from broken_lines import CrosstalkConfig, OddLineConfig
 from embodied_rl.cli import main
 from embodied_rl.correctness.gates import pass_through
 from embodied_rl.correctness.simulator import (
@@ -36,6 +36,7 @@ BROKEN: list[tuple[str, str, Literal["fail", "warn"], str]] = [
     ("Same", "initial states", "warn", "look the same"),
     ("Jumpy", "snapshots", "fail", "a restored state differs by 0.5"),
     ("Fixed", "snapshots", "warn", "no snapshots"),
+    ("Timeless", "snapshots", "fail", "ends after 1 control steps instead of 5"),
     ("Wild", "wild actions", "fail", "not finite"),
 ]
 
@@ -47,6 +48,16 @@ def test_a_gate_catches_its_fault(kind: str, gate: str, state: str, message: str
         found = pass_through(SimulatorBench(config, simulator), {gate: GATES[gate]})
     assert found[0].state == state
     assert message in found[0].text
+
+
+@pytest.mark.parametrize(("fault", "state"), [("none", "ok"), ("reset", "fail"), ("step", "fail")])
+def test_slots_of_a_batch_must_not_disturb_each_other(fault: str, state: str) -> None:
+    config = CrosstalkConfig(fault=fault, radius=1e-6, limit=12)
+    with _running(config, 0) as simulator:
+        found = pass_through(SimulatorBench(config, simulator), {"slots": GATES["slots"]})
+    assert found[0].state == state
+    if state == "fail":
+        assert "move the other, which waits, by" in found[0].text
 
 
 def run(*words: str) -> int:

@@ -15,7 +15,7 @@ from embodied_rl.contracts import ContractMismatch, Episode
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
 from embodied_rl.run_config import RolloutConfig, RunConfig
-from embodied_rl.training.demonstrations import OUR_FILE
+from embodied_rl.training.lerobot_folder import OUR_FILE
 from embodied_rl.training.recording import record
 from policies.config import FlowMLPConfig
 from simulators.config import ManiSkillConfig
@@ -138,8 +138,15 @@ def test_every_task_gets_its_own_number_of_demonstrations(tmp_path: Path) -> Non
 def test_counts_that_do_not_fit_are_refused(given: dict[str, Any], words: str) -> None:
     options: dict[str, Any] = {
         "simulator": BOTH,
-        "policy": FlowMLPConfig(),
+        "policy": FlowMLPConfig(instruction_size=8),
         "algorithm": PPOConfig(),
     }
     with pytest.raises(ValueError, match=words):
         RunConfig(name="x", **options, demonstrations=given, imitation={})
+
+
+def test_a_policy_that_reads_no_instruction_cannot_do_several_tasks() -> None:
+    with pytest.raises(ValueError, match=r"instruction_size=0 reads no instruction.*PullCube"):
+        RunConfig(name="x", simulator=BOTH, policy=FlowMLPConfig(), algorithm=PPOConfig())
+    reads = FlowMLPConfig(instruction_size=8)
+    RunConfig(name="x", simulator=BOTH, policy=reads, algorithm=PPOConfig())

@@ -17,9 +17,10 @@ from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.collector import Collector
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.rollout.practice import Demonstration
-from embodied_rl.run_config import PracticeConfig, RolloutConfig, RunConfig
+from embodied_rl.run_config import DemonstrationsConfig, PracticeConfig, RolloutConfig, RunConfig
 from embodied_rl.training.demonstrated import replayable
-from embodied_rl.training.demonstrations import OUR_FILE, BadDemonstrations, load
+from embodied_rl.training.demonstrations import load
+from embodied_rl.training.lerobot_folder import OUR_FILE, BadDemonstrations
 from embodied_rl.training.loop import train
 from embodied_rl.training.metrics import read
 from embodied_rl.training.recording import record
@@ -42,6 +43,10 @@ def planner(share: float = 0.5, until: float = 0.5, group_size: int = 1) -> Trai
 
 def contract_of(config: LineConfig) -> Any:
     return Line(config).spec.contract
+
+
+def first(episodes: int) -> DemonstrationsConfig:
+    return DemonstrationsConfig(episodes=episodes)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +209,9 @@ def _furthest_from_recorded(config: Any, path: Path) -> float:
     simulator = build_simulator(config, RolloutConfig(num_slots=2, num_workers=0), chunk=1)
     contract = simulator.spec.contract
     data = load(path, contract)
-    demonstrations = replayable(path, config.model_dump(mode="json"), contract, data.num_episodes)
+    demonstrations = replayable(
+        path, config.model_dump(mode="json"), contract, first(data.num_episodes)
+    )
     for number, demonstration in enumerate(demonstrations):
         frames = data.observation.state[data.episode == number]
         assert len(frames) == len(demonstration.actions)
@@ -221,15 +228,15 @@ def _furthest_from_recorded(config: Any, path: Path) -> float:
 def test_noise_other_options_and_unknown_starts_are_refused(recorded: Path, tmp_path: Path) -> None:
     options, contract = LINE.model_dump(mode="json"), contract_of(LINE)
     with pytest.raises(BadDemonstrations, match=r"simulator.radius: recorded with 0.1, the run"):
-        replayable(recorded, {**options, "radius": 0.2}, contract, 6)
+        replayable(recorded, {**options, "radius": 0.2}, contract, first(6))
     with pytest.raises(BadDemonstrations, match="holds 6 episodes"):
-        replayable(recorded, options, contract, 7)
+        replayable(recorded, options, contract, first(7))
     record(LINE, tmp_path / "noisy", episodes=2, action_noise=0.1, seed=3)
     with pytest.raises(BadDemonstrations, match=r"action_noise=0\.1, and the noise is not in"):
-        replayable(tmp_path / "noisy", options, contract, 2)
+        replayable(tmp_path / "noisy", options, contract, first(2))
     (tmp_path / "noisy" / OUR_FILE).unlink()
     with pytest.raises(BadDemonstrations, match="the initial states of its episodes are not known"):
-        replayable(tmp_path / "noisy", options, contract, 2)
+        replayable(tmp_path / "noisy", options, contract, first(2))
 
 
 def run(folder: Path, **options: Any) -> RunConfig:

@@ -20,13 +20,9 @@ from embodied_rl.contracts import (
     StepOutcome,
 )
 from embodied_rl.rollout.planner import initial_states
-from embodied_rl.training.demonstrations import (
-    OUR_FILE,
-    BadDemonstrations,
-    Demonstrations,
-    load,
-    open_dataset,
-)
+from embodied_rl.run_config import DemonstrationsConfig
+from embodied_rl.training.demonstrations import Demonstrations, load
+from embodied_rl.training.lerobot_folder import OUR_FILE, BadDemonstrations, open_dataset
 from embodied_rl.training.recording import ExpertFails, record
 from line_world import Line, LineConfig
 
@@ -34,12 +30,13 @@ from line_world import Line, LineConfig
 class Watched(Line):
     """Remembers what was executed, and shows its position as a picture."""
 
+    size = (8, 12)
     executed: list[np.ndarray]  # type: ignore[type-arg]
 
     def __init__(self, config: LineConfig) -> None:
         super().__init__(config)
         data = self.spec.contract.to_json() | {
-            "cameras": [{"name": "top", "height": 8, "width": 12}]
+            "cameras": [{"name": "top", "height": self.size[0], "width": self.size[1]}]
         }
         object.__setattr__(self.spec, "contract", Contract.from_json(data))
         self.executed = []
@@ -50,7 +47,7 @@ class Watched(Line):
 
     def observe(self) -> EnvironmentObservation:
         value = int(100 * (self.x + 1)) % 256
-        picture = np.full((8, 12, 3), value, dtype=np.uint8)
+        picture = np.full((*self.size, 3), value, dtype=np.uint8)
         picture[0, 0] = (value, 0, 255)
         return EnvironmentObservation({"top": picture}, super().observe().state)
 
@@ -125,10 +122,10 @@ def test_episodes_are_successes_from_training_states(recorded: Path) -> None:
 
 
 def test_fewer_episodes_can_be_read_but_not_more(recorded: Path) -> None:
-    data = load(recorded, contract(), 2)
+    data = load(recorded, contract(), DemonstrationsConfig(episodes=2))
     assert data.num_episodes == 2
     with pytest.raises(BadDemonstrations, match=r"holds 6 episodes, but .*episodes=7"):
-        load(recorded, contract(), 7)
+        load(recorded, contract(), DemonstrationsConfig(episodes=7))
 
 
 def test_what_does_not_fit_is_named(recorded: Path, tmp_path: Path) -> None:
@@ -156,6 +153,37 @@ def test_a_foreign_data_set_is_checked_by_its_columns(recorded: Path) -> None:
             load(recorded, Contract.from_json(data))
     finally:
         ours.write_text(text)
+
+
+class Large(Watched):
+    size = (32, 48)
+
+
+class LargeConfig(LineConfig):
+    """Builds lines whose pictures are large enough for videos."""
+
+    def build_environment(self) -> Environment:
+        return Large(self)
+
+
+def test_videos_are_recorded(tmp_path: Path) -> None:
+    path, config = tmp_path / "data", LargeConfig(limit=8)
+    record(config, path, episodes=2, action_noise=0.0, seed=3, video=True)
+    assert [file.name for file in path.rglob("*.mp4")] == ["file-000.mp4"]
+    assert not list(path.rglob("*.png"))
+    environment = config.build_environment()
+    data = load(path, environment.spec.contract)
+    seen = data.observation.images["top"]
+    assert seen.shape[1:] == (32, 48, 3)
+    expected = (100 * (data.observation.state[:, 0].double() + 1)).long() % 256
+    assert (seen[:, 16, 24, 0].long() - expected).abs().max() <= 6  # lossy
+    assert len(set(expected.tolist())) == 4
+
+
+def test_pictures_too_small_for_videos_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at least 32 x 32, but the camera top gives 8 x 12"):
+        record(WatchedConfig(), tmp_path / "data", 1, 0.0, 0, video=True)
+    assert not any(tmp_path.iterdir())
 
 
 class HopelessConfig(LineConfig):

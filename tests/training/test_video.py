@@ -114,7 +114,7 @@ def film(tmp_path: Path, can_render: bool) -> tuple[list[Path], Corridor, Walker
     simulator = SimpleNamespace(build_environment=lambda: environment)
     episodes = [Episode(f"e/{i}", "corridor", i, seed=i) for i in (4, 7)]
     policy: Any = walker
-    return film_episodes(simulator, policy, episodes, tmp_path, "final"), world, walker
+    return film_episodes(simulator, policy, lambda _: episodes, tmp_path, "final"), world, walker
 
 
 def test_films_show_every_control_step_and_how_it_ended(tmp_path: Path) -> None:

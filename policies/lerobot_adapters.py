@@ -1,0 +1,87 @@
+"""Which weights of a lerobot policy learn, and low-rank adapters (LoRA, arXiv:2106.09685) in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from policies.lerobot_checkpoint import BadCheckpoint
+
+if TYPE_CHECKING:
+    from policies.lerobot_backbones import Backbone
+    from policies.lerobot_config import LerobotFlowConfig
+
+
+def set_trainable(backbone: Backbone, options: LerobotFlowConfig) -> None:
+    """Let exactly those weights learn that the options name and that something depends on."""
+    if options.trainable == "lora":
+        _adapt(backbone.native, options)
+        return
+    backbone.native.requires_grad_(True)
+    idle = list(backbone.unused())
+    if options.trainable == "expert":
+        idle += backbone.vision_language()
+    used = {id(p) for p in _tied(backbone)}
+    for module in idle:
+        for parameter in module.parameters():
+            if options.trainable == "expert" or id(parameter) not in used:
+                parameter.requires_grad_(False)
+
+
+def _tied(backbone: Backbone) -> list[Tensor]:
+    """The word embeddings, which the word head may share."""
+    found: list[Tensor] = []
+    for module in backbone.vision_language():
+        embeddings = getattr(module, "get_input_embeddings", None)
+        if embeddings is not None:
+            found += list(embeddings().parameters())
+    return found
+
+
+def _adapt(native: Any, options: LerobotFlowConfig) -> None:
+    """Put adapters into the modules, in place. They change nothing at first."""
+    given: dict[str, Any] = {
+        "method_type": "lora",
+        "r": options.lora_rank,
+        "lora_alpha": options.lora_alpha,
+    }
+    if options.lora_targets:
+        given["target_modules"] = options.lora_targets
+    kept = native.config.pretrained_path
+    native.config.pretrained_path = kept or "given"
+    try:
+        # Their random half is the same however often the folder is loaded.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            native.wrap_with_peft(peft_cli_overrides=given)
+    except ValueError as error:
+        raise BadCheckpoint(f"policy.lora_targets={options.lora_targets}: {error}") from None
+    finally:
+        # Saved weights are merged, so that nothing needs to know of adapters.
+        native.config.pretrained_path, native.config.use_peft = kept, False
+
+
+def merged_weights(native: Any) -> dict[str, Tensor] | None:
+    """The weights with their adapters added in, by their names without them; None if there are no
+    adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = {
+        name: module
+        for name, module in native.named_modules()
+        if isinstance(module, BaseTunerLayer)
+    }
+    if not adapted:
+        return None
+    merged = {
+        name.replace(".base_layer.", "."): tensor.detach()
+        for name, tensor in native.state_dict().items()
+        if ".lora_" not in name
+    }
+    with torch.no_grad():
+        for name, module in adapted.items():
+            delta: Any = module.get_delta_weight
+            merged[f"{name}.weight"] = merged[f"{name}.weight"] + delta("default")
+    return merged

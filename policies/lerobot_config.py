@@ -1,0 +1,87 @@
+"""Options of the flow policies of lerobot: pi0, pi0.5 and SmolVLA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from embodied_rl import catalogue
+from policies.config import FlowConfig, ValueConfig
+
+if TYPE_CHECKING:
+    from embodied_rl.contracts import Contract, Policy
+
+
+class LerobotFlowConfig(FlowConfig, ValueConfig):
+    """pi0, pi0.5 or SmolVLA from a checkpoint of lerobot, which says which of them it is."""
+
+    type: Literal["lerobot_flow"] = "lerobot_flow"
+    needs_cameras: ClassVar[bool] = True
+    path: str | None = None
+    """The checkpoint: a folder as lerobot's `save_pretrained` writes it, processors included, or a
+    name on the Hugging Face Hub. Needed, but for a policy folder that this project saved."""
+    tokenizer: Path | None = None
+    """A folder with the tokenizer, instead of the name that the checkpoint gives."""
+    cameras: dict[str, str] = Field(default_factory=dict)
+    """The simulator's camera for each image of the checkpoint, such as
+    {observation.images.camera1: base_camera}. Images left out are masked, where the checkpoint
+    allows it. By default cameras with the same names, or all of them in order."""
+    trainable: Literal["all", "expert", "lora"] = "expert"
+    """What learns: everything; the action expert and its projections, with the vision-language
+    model frozen; or low-rank adapters (LoRA), which are merged into the weights on saving."""
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: float = Field(16.0, gt=0.0)
+    """Adapters count `lora_alpha / lora_rank` times."""
+    lora_targets: str | None = None
+    """A regular expression for the names of the modules to adapt; by default those that lerobot
+    adapts: queries and values of the action expert, and the projections."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the frozen vision-language model. What learns, the denoising chain and its likelihood are
+    float32 in any case."""
+    value_from: Literal["vlm", "expert"] = "vlm"
+    """What the value is read from, without gradients into it: the mean of the vision-language
+    model's outputs at the real tokens (pi_RL's V_vlm), or of the expert's at the executed steps
+    (V_expert, arXiv:2510.25889, section 4.3), always at zero noise and time 1, so that rollout and
+    training read the same. Both also see the state."""
+    value_hidden_size: int = Field(256, ge=8)
+    reuse_prefix: bool = True
+    """While nothing in the vision-language model learns, keep what it makes of each collected
+    observation until the end of the update. Saves its forward passes, and needs memory: for pi0
+    with three cameras in bfloat16 about 15 MB per decision."""
+
+    @model_validator(mode="after")
+    def _frozen_parts_may_be_rounded(self) -> Self:
+        learns = self.trainable == "all" or (self.trainable == "lora" and self.lora_targets)
+        if self.dtype == "bfloat16" and learns:
+            raise ValueError(
+                "dtype=bfloat16 is for a frozen vision-language model: small updates of bfloat16 "
+                "weights would be rounded away; choose trainable=expert, or trainable=lora with "
+                "the default lora_targets, or dtype=float32"
+            )
+        if self.lora_targets and self.trainable != "lora":
+            raise ValueError("lora_targets belongs to trainable=lora")
+        return self
+
+    def build(self, contract: Contract) -> Policy:
+        """The checkpoint's policy for this contract, with a new value head.
+
+        Raises ValueError naming what is missing in the checkpoint or does not fit the contract.
+        """
+        if self.path is None:
+            raise ValueError(
+                "policy.path is needed: a folder with a checkpoint of pi0, pi05 or smolvla as "
+                "lerobot saves it, or its name on the Hugging Face Hub, such as lerobot/pi05_base"
+            )
+        policy: Policy = catalogue.load("policies.lerobot_flow:LerobotFlow")(
+            self, contract, self.path
+        )
+        return policy
+
+    def rebuild(self, contract: Contract, architecture: dict[str, Any], folder: Path) -> Policy:
+        """The policy of a saved folder, which holds the checkpoint; `path` is not needed."""
+        policy: Policy = catalogue.load("policies.lerobot_flow:LerobotFlow")(
+            self, contract, str(folder)
+        )
+        return policy
