@@ -132,7 +132,18 @@ class FlowVLAConfig(PrefixConfig, FlowConfig):
         return policy
 
 
-class SpokenConfig(PrefixConfig):
+class SamplingConfig(Config):
+    """How tokens are drawn; shared by all policies with action tokens."""
+
+    temperature: float = Field(1.0, gt=0.0)
+    """Of exploration; the log-probabilities are those of the same distribution."""
+    top_k: int | None = Field(None, ge=1)
+    """Explore among this many likeliest tokens only."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Explore among the likeliest tokens that make up this probability."""
+
+
+class SpokenConfig(PrefixConfig, SamplingConfig):
     """A language model that speaks after cameras (if there are any), instruction and state; shared
     by policies with action tokens."""
 
@@ -148,12 +159,6 @@ class SpokenConfig(PrefixConfig):
     """A folder with a causal language model of transformers to begin with, instead of a new one;
     its size then counts, and its last ids become the action tokens, as in OpenVLA."""
     num_decoder_layers: int = Field(2, ge=1)
-    temperature: float = Field(1.0, gt=0.0)
-    """Of exploration; the log-probabilities are those of the same distribution."""
-    top_k: int | None = Field(None, ge=1)
-    """Explore among this many likeliest tokens only."""
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """Explore among the likeliest tokens that make up this probability."""
 
     def build(self, contract: Contract) -> Policy:
         """A new policy for this contract, with random weights but for a pretrained decoder."""

@@ -18,8 +18,9 @@ from torch.nn.functional import pad
 from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
+from policies.chosen import Chosen, together
 from policies.fast_tokens import FastTokenizer
-from policies.spoken_vla import Chosen, SpokenVLA, together
+from policies.spoken_vla import SpokenVLA
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness

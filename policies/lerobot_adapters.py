@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from policies.lerobot_checkpoint import BadCheckpoint
+from policies.checkpoints import BadCheckpoint
+from policies.lora import repeatable
 
 if TYPE_CHECKING:
     from policies.lerobot_backbones import Backbone
@@ -52,36 +52,10 @@ def _adapt(native: Any, options: LerobotFlowConfig) -> None:
     kept = native.config.pretrained_path
     native.config.pretrained_path = kept or "given"
     try:
-        # Their random half is the same however often the folder is loaded.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+        with repeatable():
             native.wrap_with_peft(peft_cli_overrides=given)
     except ValueError as error:
         raise BadCheckpoint(f"policy.lora_targets={options.lora_targets}: {error}") from None
     finally:
         # Saved weights are merged, so that nothing needs to know of adapters.
         native.config.pretrained_path, native.config.use_peft = kept, False
-
-
-def merged_weights(native: Any) -> dict[str, Tensor] | None:
-    """The weights with their adapters added in, by their names without them; None if there are no
-    adapters."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    adapted = {
-        name: module
-        for name, module in native.named_modules()
-        if isinstance(module, BaseTunerLayer)
-    }
-    if not adapted:
-        return None
-    merged = {
-        name.replace(".base_layer.", "."): tensor.detach()
-        for name, tensor in native.state_dict().items()
-        if ".lora_" not in name
-    }
-    with torch.no_grad():
-        for name, module in adapted.items():
-            delta: Any = module.get_delta_weight
-            merged[f"{name}.weight"] = merged[f"{name}.weight"] + delta("default")
-    return merged

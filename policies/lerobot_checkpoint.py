@@ -14,6 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from embodied_rl.weights import misfit
+from policies.checkpoints import BadCheckpoint, local_folder, pickled_in
+
 if TYPE_CHECKING:
     from policies.lerobot_config import LerobotFlowConfig
 
@@ -31,42 +34,20 @@ which lerobot looks up by name."""
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
 
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be used; the text says why and what to do."""
-
-
 def resolve(path: str) -> Path:
     """The local folder of a checkpoint, downloaded if `path` names one on the Hub."""
-    folder = Path(path)
-    if not folder.is_dir():
-        if folder.exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
-            raise BadCheckpoint(
-                f"policy.path={path} is no folder; give one that lerobot's save_pretrained wrote"
-            )
-        folder = _download(path)
+    folder = local_folder(path, ["*.json", "*.safetensors", "*.model"])
     for name in (_CONFIG, _WEIGHTS):
         if not (folder / name).is_file():
-            pickled = [p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind)]
+            pickled = pickled_in(folder)
             advice = (
-                f"Pickled weights ({pickled[0]}) are not read, because they can run code: convert "
+                f"Pickled weights ({pickled}) are not read, because they can run code: convert "
                 f"them with lerobot's own save_pretrained"
                 if name == _WEIGHTS and pickled
                 else "It must be as lerobot's save_pretrained writes it"
             )
             raise BadCheckpoint(f"the checkpoint {path} has no {name}. {advice}.")
     return folder
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model"]))
-    except Exception as error:
-        raise BadCheckpoint(
-            f"policy.path={name} is no folder here and cannot be fetched from the Hugging Face Hub "
-            f"({type(error).__name__}); go online, or download it elsewhere and give its folder"
-        ) from error
 
 
 def type_of(folder: Path) -> str:
@@ -151,23 +132,17 @@ def _require_loaded(native: nn.Module, folder: Path, said: str) -> None:
     held = native.state_dict(keep_vars=True)
     # Of tensors that share their memory only one is stored.
     there = {held[name].data_ptr() for name in stored if name in held}
-    problems = [
-        f"{name} is missing"
+    wanted = {
+        name: tuple(tensor.shape)
         for name, tensor in held.items()
-        if name not in stored and tensor.data_ptr() not in there
-    ]
-    problems += [f"{name} is not known" for name in stored if name not in held]
-    problems += [
-        f"{name} has shape {list(shape)} instead of {list(held[name].shape)}"
-        for name, shape in stored.items()
-        if name in held and tuple(held[name].shape) != shape
-    ]
-    if not problems:
+        if name in stored or tensor.data_ptr() not in there
+    }
+    problem = misfit(wanted, stored)
+    if not problem:
         failed = [line for line in said.splitlines() if "ould not load state dict" in line]
-        problems = failed[:1]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise BadCheckpoint(f"{path} does not fit its {_CONFIG}: {'; '.join(problems[:5])}{more}")
+        problem = failed[0] if failed else ""
+    if problem:
+        raise BadCheckpoint(f"{path} does not fit its {_CONFIG}: {problem}")
 
 
 def _names_here(native: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

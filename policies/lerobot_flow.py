@@ -15,18 +15,19 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
+from policies.checkpoints import BadCheckpoint
 from policies.flow_head import ChainSize, FlowHead
 from policies.layers import LARGEST_STATE, require_observation
-from policies.lerobot_adapters import merged_weights, set_trainable
+from policies.lerobot_adapters import set_trainable
 from policies.lerobot_backbones import Backbone, Prefix, backbone_of
 from policies.lerobot_checkpoint import (
-    BadCheckpoint,
     load_native,
     resolve,
     save_vlm_description,
     type_of,
 )
 from policies.lerobot_processors import Processors
+from policies.lora import merged_weights
 from policies.value_head import ValueHead
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from policies.lerobot_checkpoint import BadCheckpoint
+from policies.checkpoints import BadCheckpoint
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Contract, Observation

@@ -7,14 +7,14 @@ last ids of its vocabulary are the action tokens (OpenVLA, arXiv:2406.09246).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from embodied_rl.contracts import Contract, Estimate, Observation
 from embodied_rl.maths import tokens
+from policies.chosen import Chosen, choose
 from policies.layers import Normaliser, fit_state, normalised_state, require_observation
 from policies.prefix import PrefixEncoder
 from policies.value_head import ValueHead
@@ -24,27 +24,6 @@ if TYPE_CHECKING:
 
 _QUANTILES = 0.01, 0.99
 _SMALLEST_SPAN = 1e-6
-
-
-class Chosen(NamedTuple):
-    """Action tokens with their log-probability, and which ones there were to choose from."""
-
-    token: Tensor
-    """int64 [...]."""
-    score: Tensor
-    """float32 [...]."""
-    kept: Tensor | None
-    """bool [..., V]; None if every token was."""
-
-
-def together(parts: Sequence[Chosen]) -> Chosen:
-    """Tokens [B] that were chosen one after the other, as [B, P]."""
-    kept = [part.kept for part in parts if part.kept is not None]
-    return Chosen(
-        torch.stack([part.token for part in parts], 1),
-        torch.stack([part.score for part in parts], 1),
-        torch.stack(kept, 1) if kept else None,
-    )
 
 
 class SpokenVLA(nn.Module):
@@ -162,13 +141,8 @@ class SpokenVLA(nn.Module):
         return logits
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Chosen:
-        """Tokens [...] of logits [..., V]: drawn with the numbers [...], or the likeliest if there
-        are none."""
-        config = self._config
-        kept = tokens.likeliest(logits, config.temperature, config.top_k, config.top_p)
-        log_probs = tokens.token_log_probs(logits, config.temperature, kept)
-        token = log_probs.argmax(-1) if uniform is None else tokens.draw(log_probs, uniform)
-        return Chosen(token, log_probs.gather(-1, token[..., None])[..., 0], kept)
+        """Tokens [...] of logits [..., V] (`choose`)."""
+        return choose(self._config, logits, uniform)
 
     def _distribution(self, logits: Tensor, kept: Tensor | None) -> Tensor:
         """Log-probabilities [..., V] among the tokens that were kept when one was drawn."""

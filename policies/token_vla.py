@@ -15,7 +15,8 @@ from torch import Tensor
 from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
-from policies.spoken_vla import Chosen, SpokenVLA, together
+from policies.chosen import Chosen, together
+from policies.spoken_vla import SpokenVLA
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness

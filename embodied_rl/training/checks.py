@@ -62,15 +62,15 @@ def _drop_rows_of_another_policy(output: Path, fingerprint: str) -> None:
 
 def quick_check(
     run: Run, simulator: Simulator, policy: Policy, iteration: int, device: str
-) -> float:
-    """Success of the present policy on quick-check states, which the final result never uses."""
+) -> EvaluationSummary:
+    """The present policy on quick-check states of all tasks, which the final result never uses."""
     options, spec = run.config.evaluation, simulator.spec
     plan = evaluation_plan(
         spec.all_tasks, options.quick_episodes, run.config.seed, "quick", spec.num_initial_states
     )
     summary = evaluate(policy, simulator, plan, run.config.rollout.halves, run.config.seed, device)
     _log(run, summary, iteration, "quick")
-    return summary.success_once
+    return summary
 
 
 def is_as_good(success: float, best: float, episodes: int) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 
 from embodied_rl.contracts import SimulatorSpec
 from embodied_rl.rollout.planner import evaluation_plan, initial_states
-from embodied_rl.run_config import RunConfig, starts_within_episodes
+from embodied_rl.run_config import RunConfig
+from embodied_rl.run_rules import starts_within_episodes
 
 
 def require_fit(config: RunConfig, spec: SimulatorSpec, reinforces: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from embodied_rl.config import Config
 from embodied_rl.contracts import Contract, Policy
 from embodied_rl.files import new_folder, write_json
 from embodied_rl.versions import package_versions
+from embodied_rl.weights import misfit
 
 _WEIGHTS, _DESCRIPTION = "policy.safetensors", "policy.json"
 
@@ -126,22 +128,18 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
     wanted = _ours(policy)
     if options is not None:
         weights = _with_fresh_exploration(policy, weights, wanted)
-    problems = [f"{name} is missing" for name in wanted if name not in weights]
-    problems += [f"{name} is not known" for name in weights if name not in wanted]
-    problems += [
-        f"{name} has shape {list(weights[name].shape)} instead of {list(wanted[name].shape)}"
-        for name in wanted
-        if name in weights and weights[name].shape != wanted[name].shape
-    ]
-    if problems:
+    problem = misfit(_shapes(wanted), _shapes(weights))
+    if problem:
         whose = "its own options" if options is None else f"these options ({_words(config)})"
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise DamagedPolicy(f"{folder} does not fit {whose}: {'; '.join(problems[:5])}{more}")
+        raise DamagedPolicy(f"{folder} does not fit {whose}: {problem}")
     # Native weights are there already.
-    whole = policy.state_dict() if native else {}
-    policy.load_state_dict({**whole, **weights})
+    policy.load_state_dict(weights, strict=not native)
     policy.to(device)
     return LoadedPolicy(policy, config, contract, data["extra"], digest)
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 def _ours(policy: Any) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from embodied_rl.algorithms.protocol import Algorithm
 from embodied_rl.algorithms.steps import set_progress
 from embodied_rl.contracts import Policy, Simulator
+from embodied_rl.evaluation.evaluate import EvaluationSummary
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.planner import TrainingPlanner
 from embodied_rl.training.checkpoint import (
@@ -113,30 +114,26 @@ class Reinforcement:
         options = self.run.config.evaluation
         if not options.every or self.position.iteration % options.every == 0:
             return not self.position.last_is_best
-        success = quick_check(
+        return not self._is_as_good(self._quick_check())
+
+    def _quick_check(self) -> EvaluationSummary:
+        return quick_check(
             self.run, self.simulator, self.policy, self.position.iteration, self.device
         )
-        return not is_as_good(success, self.position.best_success, self._quick_episodes)
 
-    @property
-    def _quick_episodes(self) -> int:
-        """Of all tasks together."""
-        return self.run.config.evaluation.quick_episodes * len(self.simulator.spec.all_tasks)
+    def _is_as_good(self, found: EvaluationSummary) -> bool:
+        return is_as_good(found.success_once, self.position.best_success, found.episodes)
 
     def _check(self) -> None:
         """Measure on quick-check states; keep the policy unless an earlier one was better."""
         # The simulator's slots are in mid-episode: they are put back where they were afterwards.
         tensors, state = self.collector.state_dict()
-        success = quick_check(
-            self.run, self.simulator, self.policy, self.position.iteration, self.device
-        )
+        found = self._quick_check()
         self.collector.load_state_dict(tensors, state)
-        best = self.position.best_success
-        self.position.best_success = max(best, success)
-        self.position.last_is_best = is_as_good(success, best, self._quick_episodes)
+        self.position.last_is_best = self._is_as_good(found)
+        self.position.best_success = max(self.position.best_success, found.success_once)
         if self.position.last_is_best:
-            folder = self.run.policy_folder("best")
-            self.keep(self.policy, folder)
+            self.keep(self.policy, self.run.policy_folder("best"))
 
     def _save_if_due(self, stop: StopSignal) -> None:
         iteration, config = self.position.iteration, self.run.config

@@ -9,13 +9,9 @@ import pytest
 
 from broken_lines import CrosstalkConfig, OddLineConfig
 from embodied_rl.cli import main
+from embodied_rl.correctness.bench import SimulatorBench, running
 from embodied_rl.correctness.gates import pass_through
-from embodied_rl.correctness.simulator import (
-    GATES,
-    SimulatorBench,
-    _running,
-    examine_simulator,
-)
+from embodied_rl.correctness.simulator import GATES, examine_simulator
 from line_world import LineConfig
 
 
@@ -44,7 +40,7 @@ BROKEN: list[tuple[str, str, Literal["fail", "warn"], str]] = [
 @pytest.mark.parametrize(("kind", "gate", "state", "message"), BROKEN)
 def test_a_gate_catches_its_fault(kind: str, gate: str, state: str, message: str) -> None:
     config = OddLineConfig(kind=kind, radius=1e-6)
-    with _running(config, 0) as simulator:
+    with running(config, 0) as simulator:
         found = pass_through(SimulatorBench(config, simulator), {gate: GATES[gate]})
     assert found[0].state == state
     assert message in found[0].text
@@ -53,7 +49,7 @@ def test_a_gate_catches_its_fault(kind: str, gate: str, state: str, message: str
 @pytest.mark.parametrize(("fault", "state"), [("none", "ok"), ("reset", "fail"), ("step", "fail")])
 def test_slots_of_a_batch_must_not_disturb_each_other(fault: str, state: str) -> None:
     config = CrosstalkConfig(fault=fault, radius=1e-6, limit=12)
-    with _running(config, 0) as simulator:
+    with running(config, 0) as simulator:
         found = pass_through(SimulatorBench(config, simulator), {"slots": GATES["slots"]})
     assert found[0].state == state
     if state == "fail":

@@ -8,21 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from embodied_rl.contracts import Contract, EnvironmentObservation, Observation
+from embodied_rl.contracts import Contract, Observation
 from embodied_rl.correctness.policy import GATES, examine_policy
 from embodied_rl.maths.randomness import standard_normal
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RolloutConfig
 from embodied_rl.training.policy_folder import DamagedPolicy, load_policy, save_policy
-from line_world import Line, LineConfig
-from policies.lerobot_checkpoint import BadCheckpoint
+from policies.checkpoints import BadCheckpoint
 from policies.lerobot_config import LerobotFlowConfig
+from seen_line import SeenLineConfig
 from tiny_vla import (
     ACTION,
     CHUNK_SIZE,
@@ -249,33 +248,10 @@ def test_rounding_the_frozen_part_keeps_the_ratio(kind: str, folders: dict[str, 
     assert (policy.act(seen, seeded(), "deterministic").actions - exact).abs().max() < 0.05
 
 
-class Seen(Line):
-    """The line with two cameras."""
-
-    def __init__(self, config: LineConfig) -> None:
-        super().__init__(config)
-        cameras = [{"name": name, "height": 32, "width": 32} for name in ("front", "wrist")]
-        data = self.spec.contract.to_json() | {"cameras": cameras}
-        object.__setattr__(self.spec, "contract", Contract.from_json(data))
-
-    def observe(self) -> EnvironmentObservation:
-        picture = np.full((32, 32, 3), int(100 * (self.x + 1)) % 256, dtype=np.uint8)
-        return EnvironmentObservation({"front": picture, "wrist": picture}, super().observe().state)
-
-
-class SeenConfig(LineConfig):
-    """Builds it."""
-
-    gives_images: bool = True
-
-    def build_environment(self) -> Seen:
-        return Seen(self)
-
-
 @every_kind
 def test_every_gate_of_the_doctor_passes(kind: str, tmp_path: Path) -> None:
     rollout = RolloutConfig(num_slots=2, halves=1, num_workers=0)
-    simulator = build_simulator(SeenConfig(), rollout, chunk=2)
+    simulator = build_simulator(SeenLineConfig(cameras=2), rollout, chunk=2)
     folder = write_checkpoint(kind, tmp_path / kind, simulator.spec.contract)
     config = options(folder)
     torch.manual_seed(0)

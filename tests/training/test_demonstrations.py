@@ -156,11 +156,13 @@ def test_a_foreign_data_set_is_checked_by_its_columns(recorded: Path) -> None:
 
 
 class Large(Watched):
+    """Its pictures are large enough for videos."""
+
     size = (32, 48)
 
 
 class LargeConfig(LineConfig):
-    """Builds lines whose pictures are large enough for videos."""
+    """Builds one large line."""
 
     def build_environment(self) -> Environment:
         return Large(self)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from embodied_rl.config import ConfigError, load
+from embodied_rl.contracts import Episode
 from embodied_rl.files import new_folder, recover
+from embodied_rl.rollout.planner import initial_states
 from embodied_rl.run_config import RunConfig
 from embodied_rl.training.loop import train
 from embodied_rl.training.metrics import read
@@ -186,6 +189,22 @@ def test_a_film_that_fails_does_not_cost_the_result(
     assert (config.directory / "report.html").exists()
 
 
+def test_films_are_of_held_out_states_of_a_bank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filmed: list[Episode] = []
+
+    def note(_: object, __: object, plan: Any, *___: object) -> None:
+        bank = SimpleNamespace(all_tasks=("a", "b"), num_initial_states=40)
+        filmed.extend(plan(bank))
+
+    monkeypatch.setattr("embodied_rl.training.checks.film_episodes", note)
+    train(pendulum(tmp_path, iterations=0, **{"logging.video_episodes": 2}))
+    # Two of each task before and after.
+    assert [e.task for e in filmed] == ["a", "b"] * 4
+    assert {e.initial_state for e in filmed} < set(initial_states("final", 40))
+
+
 def test_a_folder_whose_replacement_was_killed_comes_back(tmp_path: Path) -> None:
     (tmp_path / ".best.replaced").mkdir()
     (tmp_path / ".best.replaced" / "old").touch()
@@ -254,6 +273,10 @@ def test_policies_say_whether_their_value_was_trained(tmp_path: Path) -> None:
     train(after)
     for name in ("start", "final"):
         assert _value_discount(after.directory / "policies" / name) == 0.99
+    # A value on a scale that the policy does not know is worth no more than an untrained one.
+    popart = {"algorithm.value_normalisation": "popart", "initial_policy": policies / "final"}
+    train(scaled := pendulum(tmp_path, name="scaled", iterations=1, **popart))
+    assert _value_discount(scaled.directory / "policies" / "final") is None
     untouched = pendulum(tmp_path, name="untouched", iterations=0)
     train(untouched)
     assert _value_discount(untouched.directory / "policies" / "final") is None
