@@ -25,12 +25,12 @@ def train(given: argparse.Namespace) -> Answer:
     config = load(RunConfig, given.config, given.overrides)
     if given.dry_run and given.resume:
         raise ConfigError("--dry-run begins anew and leaves nothing behind; leave out --resume")
-    memory = None if given.force else plans.require_memory(config)
     if given.dry_run:
-        return _dry_run(config, memory)
+        return _dry_run(config, None if given.force else plans.require_memory(config))
     from embodied_rl.training.loop import train as run
 
-    result = run(config, given.resume)
+    watch = {} if given.force else {"watch": plans.watch(config)}
+    result = run(config, given.resume, **watch)
     return f"{result.line}\neverything is in {config.directory}", result.summary
 
 
@@ -61,11 +61,10 @@ def imitate(given: argparse.Namespace) -> Answer:
     config = load(RunConfig, given.config, given.overrides)
     if not config.imitation:
         raise ConfigError(f"{given.config} sets no demonstrations and no imitation")
-    if not given.force:
-        plans.require_memory(config, reinforces=False)
     from embodied_rl.training.loop import imitate_only
 
-    result = imitate_only(config, given.resume)
+    watch = {} if given.force else {"watch": plans.watch(config, reinforces=False)}
+    result = imitate_only(config, given.resume, **watch)
     return f"{result.line}\nthe policy is {config.directory}/policies/start", result.summary
 
 

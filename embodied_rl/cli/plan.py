@@ -1,4 +1,4 @@
-"""`embodied-rl plan`, and the same check before a run: from measurements to a table."""
+"""`embodied-rl plan`, and the same look as a run begins: from measurements to a table."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from embodied_rl.memory.arithmetic import gib
 from embodied_rl.memory.verdict import require_fit, shortages
 
 if TYPE_CHECKING:
+    from embodied_rl.contracts import Policy, Simulator
     from embodied_rl.memory.arithmetic import MemoryPlan, Place
     from embodied_rl.memory.machine import Machine
     from embodied_rl.run_config import RunConfig
+    from embodied_rl.training.loop import Watch
+    from embodied_rl.training.start import Make
 
 
 def plan(config: RunConfig) -> tuple[str, dict[str, Any]]:
@@ -32,7 +35,26 @@ def plan(config: RunConfig) -> tuple[str, dict[str, Any]]:
 
 def require_memory(config: RunConfig, reinforces: bool = True) -> str:
     """A line on what a run will need; ConfigError if there is less, before anything is done."""
-    found, machine = _planned(config, reinforces)
+    return _required(config, *_planned(config, reinforces))
+
+
+def watch(config: RunConfig, reinforces: bool = True) -> Watch:
+    """The same for a run that begins, on the simulator and policy that it makes: this costs next to
+    nothing. Many environments are measured at once, before there are that many."""
+    from embodied_rl.memory.check import has_many_environments, watched
+
+    if has_many_environments(config):
+        require_memory(config, reinforces)
+
+    def look(simulator: Simulator, device: str, make: Make) -> Policy:
+        policy, found, machine = watched(config, reinforces, simulator, device, make)
+        _required(config, found, machine)
+        return policy
+
+    return look
+
+
+def _required(config: RunConfig, found: MemoryPlan, machine: Machine) -> str:
     require_fit(config, found, machine)
     line = _sum(found, machine)
     print(line, file=sys.stderr)

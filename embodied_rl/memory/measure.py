@@ -8,20 +8,24 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import resource
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from embodied_rl.config import ConfigError
 from embodied_rl.contracts import Contract, Observation, Policy, Simulator, SimulatorSpec
-from embodied_rl.memory.arithmetic import Growing, Measured, PolicyBytes, WorkerBytes, gib
+from embodied_rl.memory.arithmetic import Measured, WorkerBytes
 from embodied_rl.memory.machine import Machine, free
-from embodied_rl.memory.tracking import bytes_of, parent_of, peak_of, process_bytes
+from embodied_rl.memory.policy_bytes import (
+    is_out_of_memory,
+    measure_policy,
+    too_large,
+    weights_on_paper,
+)
+from embodied_rl.memory.tracking import parent_of, process_bytes
 from embodied_rl.rollout.arrays import layout
 from embodied_rl.rollout.build import build_simulator, num_workers_of
 from embodied_rl.rollout.planner import TrainingPlanner
@@ -29,9 +33,6 @@ from embodied_rl.rollout.pool import SimulatorPool
 from embodied_rl.run_config import RolloutConfig, RunConfig
 from embodied_rl.training.loop import device_of
 from embodied_rl.training.policy_folder import load_policy
-
-_ROWS = (2, 4)
-"""Sizes of the batches that are measured; the rest lies on the line through them."""
 
 
 class CannotMeasure(RuntimeError):
@@ -72,18 +73,15 @@ def _measure(config: RunConfig) -> tuple[Measured, Machine]:
         libraries = process_bytes().get("Rss", 0) - loaded.get("Rss", 0)
         parts = measure_policy(policy, simulators.seen, device)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        raise CannotMeasure(
-            f"this run does not fit: the policy ({_weights_on_paper(config, spec.contract)}) and "
-            f"{_ROWS[1]} rows of what it computes take more than the "
-            f"{gib(available.host)} of memory that are free; choose a smaller policy"
-        ) from None
+        left = available.host if device == "cpu" else available.gpu or 0
+        raise ConfigError(too_large(weights_on_paper(config, spec.contract), left)) from None
     if device == "cpu":
         libraries -= parts.weights
     measured = Measured(
         process=before.get("Rss", 0) + max(0, libraries),
-        simulator=simulators.here if _simulates_here(config) else 0,
+        simulator=simulators.here if simulates_here(config) else 0,
         workers=simulators.workers,
         num_workers=simulators.num_workers,
         policy=parts,
@@ -108,7 +106,8 @@ class _Simulators:
     on_gpu: int = 0
 
 
-def _simulates_here(config: RunConfig) -> bool:
+def simulates_here(config: RunConfig) -> bool:
+    """Whether some simulator, an expert's included, runs in the training process."""
     batched: Any = getattr(config.simulator, "batched", False)
     demonstrations = None if config.initial_policy else config.demonstrations
     records = demonstrations is not None and demonstrations.path is None
@@ -191,74 +190,3 @@ def _policy(config: RunConfig, contract: Contract, device: str) -> Policy:
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
     importlib.import_module("matplotlib.pyplot")
     return policy
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    known = (MemoryError, torch.cuda.OutOfMemoryError)
-    return isinstance(error, known) or "can't allocate memory" in str(error)
-
-
-def _weights_on_paper(config: RunConfig, contract: Contract) -> str:
-    """The size of the weights without making them, where the policy can be built that way."""
-    build: Any = config.policy
-    try:
-        with torch.device("meta"):
-            policy = build.build(contract)
-        weights = sum(tensor.nbytes for tensor in policy.state_dict().values())
-    except Exception:
-        return "its weights"
-    return f"its weights of {weights / 2**30:.1f} GiB"
-
-
-def measure_policy(policy: Policy, seen: Observation, device: str) -> PolicyBytes:
-    """A policy on the first of the observations, repeated."""
-    weights, contract = policy.state_dict(), policy.contract
-    imitated = [p for p in policy.policy_parameters() if p.requires_grad]
-    learned = [*imitated, *(p for p in policy.value_parameters() if p.requires_grad)]
-    batches = [
-        seen.to(device).select(torch.zeros(rows, dtype=torch.int64, device=device))
-        for rows in _ROWS
-    ]
-    generator = torch.Generator(device).manual_seed(0)
-    decisions = [policy.act(batch, generator, "explore") for batch in batches]
-
-    def update(row: int) -> None:
-        found = policy.evaluate(batches[row], decisions[row].trace)
-        _backward([found.log_prob, found.entropy, found.value])
-
-    def imitate(row: int) -> None:
-        rows = _ROWS[row]
-        middle = torch.zeros(rows, policy.chunk, contract.action_dim, device=device)
-        valid = torch.ones(rows, policy.chunk, dtype=torch.bool, device=device)
-        _backward([policy.imitation_loss(batches[row], middle, valid, generator)])
-
-    def act(row: int) -> None:
-        policy.act(batches[row], generator, "explore")
-
-    update(0)  # Gradients are then there, and what is only made once.
-    lines = []
-    for compute in (update, imitate, act):
-        few, many = (peak_of(partial(compute, row), device) for row in (0, 1))
-        lines.append(Growing.through((_ROWS[0], few), (_ROWS[1], many)))
-    for parameter in learned:
-        parameter.grad = None
-    one = decisions[0]
-    kept = [one.actions, one.log_prob, one.value, *one.trace.values()]
-    kept += [one.token_log_prob] if one.token_log_prob is not None else []
-    reward = 4 * policy.chunk
-    return PolicyBytes(
-        weights=bytes_of(weights.values()),
-        learned=bytes_of(learned),
-        imitated=bytes_of(imitated),
-        update=lines[0],
-        imitation=lines[1],
-        act=lines[2],
-        observation=bytes_of([batches[0].state, *batches[0].images.values()]) // _ROWS[0],
-        decision=bytes_of(kept) // _ROWS[0] + reward,
-        action=4 * contract.action_dim + 8,
-    )
-
-
-def _backward(values: Sequence[Tensor]) -> None:
-    total = torch.stack([value.float().sum() for value in values]).sum()
-    total.backward()  # type: ignore[no-untyped-call]

@@ -60,7 +60,8 @@ def peak_of(compute: Callable[[], object], device: str) -> int:
     if device == "cpu":
         with LiveBytes() as live:
             compute()
-        return live.peak
+        counted: int = live.peak
+        return counted
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before: int = torch.cuda.memory_allocated()
@@ -91,3 +92,11 @@ def parent_of(pid: int) -> int:
     """The process that started another one."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
+
+
+def data_bytes() -> int:
+    """Memory of this process that may be written to, as the limit RLIMIT_DATA counts it; whether it
+    is in use or only reserved."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = next(line for line in lines if line.startswith("VmData:"))
+    return int(found.split()[1]) * 1024

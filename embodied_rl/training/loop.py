@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from embodied_rl.contracts import Simulator
+from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.evaluation.evaluate import EvaluationSummary
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RunConfig
@@ -22,7 +24,7 @@ from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.reinforcement import reinforce
 from embodied_rl.training.report import write_report
 from embodied_rl.training.run import Run
-from embodied_rl.training.start import starting_policy
+from embodied_rl.training.start import Make, starting_policy
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,15 @@ class TrainResult:
     summary: dict[str, Any]
 
 
-def train(config: RunConfig, resume: bool = False) -> TrainResult:
+type Watch = Callable[[Simulator, str, Make], Policy]
+"""Makes a run's policy for a simulator and a device, and may refuse it."""
+
+
+def _unwatched(simulator: Simulator, device: str, make: Make) -> Policy:
+    return make()
+
+
+def train(config: RunConfig, resume: bool = False, watch: Watch = _unwatched) -> TrainResult:
     """Imitate, improve by reinforcement learning, evaluate before and after."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
@@ -41,7 +51,8 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
         simulator = simulator_of(config)
         try:
             require_fit(config, simulator.spec)
-            policy = starting_policy(run, simulator.spec, device, stop)
+            made = partial(watch, simulator, device)
+            policy = starting_policy(run, simulator.spec, device, stop, made)
             before = measure(run, simulator, "start", device)
             env_steps = reinforce(run, simulator, policy, device, stop)
             after = measure(run, simulator, "final", device)
@@ -50,7 +61,7 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
         return _finish(run, before, after, env_steps, time.monotonic() - began)
 
 
-def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
+def imitate_only(config: RunConfig, resume: bool = False, watch: Watch = _unwatched) -> TrainResult:
     """Demonstrations, imitation and the closed-loop check."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
@@ -58,7 +69,8 @@ def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
         simulator = simulator_of(config)
         try:
             require_fit(config, simulator.spec, reinforces=False)
-            starting_policy(run, simulator.spec, device, stop)
+            made = partial(watch, simulator, device)
+            starting_policy(run, simulator.spec, device, stop, made)
             before = measure(run, simulator, "start", device)
         finally:
             simulator.close()

@@ -38,7 +38,9 @@ demonstrations: {episodes: 2}
 imitation: {steps: 10}
 rollout: {num_workers: 2}
 """
-VLA = "{type: flow_vla, hidden_size: 768, num_heads: 12, num_prefix_layers: 4, num_expert_layers: 4}"
+VLA = (
+    "{type: flow_vla, hidden_size: 768, num_heads: 12, num_prefix_layers: 4, num_expert_layers: 4}"
+)
 
 CASES = {
     "flow_mlp": LINE + "policy: {type: flow_mlp}\n",
