@@ -134,7 +134,7 @@ class Sizes:
             batch = min(config.imitation.batch_size, frames)
         projects = getattr(algorithm, "task_gradients", "sum") == "pcgrad"
         return cls(
-            minibatch=min(int(getattr(algorithm, "minibatch_size", decisions)), decisions),
+            minibatch=_largest_part(decisions, int(algorithm.minibatch_size)),
             decisions=decisions,
             views_per_decision=3 if steps is not None else 2,
             acting=-(-slots // config.rollout.halves),
@@ -144,6 +144,11 @@ class Sizes:
             conflicts=measured.num_tasks if projects else 0,
             keeps_best=bool(config.evaluation.every and config.evaluation.keep_best),
         )
+
+
+def _largest_part(decisions: int, size: int) -> int:
+    """Rows of the largest minibatch where decisions are divided into parts of about `size`."""
+    return -(-decisions // max(1, round(decisions / size)))
 
 
 def _most_episodes(algorithm: Any) -> int:

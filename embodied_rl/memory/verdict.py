@@ -54,10 +54,11 @@ def _in_words(config: RunConfig, plan: MemoryPlan, short: Shortage) -> str:
         for name, part in largest
     ]
     moment = short.places[0].peak_moment
+    when = f" (most of it to {moment})" if len(short.places[0].moments) > 1 else ""
     hint = _fitting_batch(plan, short, moment)
     text = (
-        f"it needs about {gib(short.wanted)} of {short.where} (most of it to {moment}), and "
-        f"{gib(short.available)} are free. {'; '.join(advice)}"
+        f"it needs about {gib(short.wanted)} of {short.where}{when}, and {gib(short.available)} "
+        f"are free. {'; '.join(advice)}"
     )
     return f"{text}. {hint}" if hint else text
 
