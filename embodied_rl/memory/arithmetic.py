@@ -49,7 +49,8 @@ class PolicyBytes:
     observation: int
     """One row of what it sees."""
     decision: int
-    """One row of what it decides, with its trace and the reward that comes of it."""
+    """One row of what it decides, with its trace, the reward that comes of it, and what is kept of
+    the observation (`Policy.prepare`)."""
     action: int
     """One demonstrated action, and the number of its episode."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from embodied_rl.contracts import Contract, Observation, Policy
 from embodied_rl.memory.arithmetic import Growing, PolicyBytes, gib
 from embodied_rl.memory.tracking import bytes_of, peak_of
+from embodied_rl.rollout.running import prepared
 from embodied_rl.run_config import RunConfig
 
 _ROWS = (2, 4)
@@ -26,11 +27,13 @@ def measure_policy(policy: Policy, seen: Observation, device: str) -> PolicyByte
     weights, contract = policy.state_dict(), policy.contract
     imitated = [p for p in policy.policy_parameters() if p.requires_grad]
     learned = [*imitated, *(p for p in policy.value_parameters() if p.requires_grad)]
-    batches = [
+    plain = [
         seen.to(device).select(torch.zeros(rows, dtype=torch.int64, device=device))
         for rows in _ROWS
     ]
     generator = torch.Generator(device).manual_seed(0)
+    # What a frozen part makes of an observation is kept with the decision.
+    batches = [prepared(policy, batch) for batch in plain]
     decisions = [policy.act(batch, generator, "explore") for batch in batches]
 
     def update(row: int) -> None:
@@ -39,12 +42,13 @@ def measure_policy(policy: Policy, seen: Observation, device: str) -> PolicyByte
 
     def imitate(row: int) -> None:
         rows = _ROWS[row]
-        middle = torch.zeros(rows, policy.chunk, contract.action_dim, device=device)
-        valid = torch.ones(rows, policy.chunk, dtype=torch.bool, device=device)
-        _backward([policy.imitation_loss(batches[row], middle, valid, generator)])
+        steps: int = getattr(policy, "imitated_steps", policy.chunk)
+        middle = torch.zeros(rows, steps, contract.action_dim, device=device)
+        valid = torch.ones(rows, steps, dtype=torch.bool, device=device)
+        _backward([policy.imitation_loss(plain[row], middle, valid, generator)])
 
     def act(row: int) -> None:
-        policy.act(batches[row], generator, "explore")
+        policy.act(prepared(policy, plain[row]), generator, "explore")
 
     update(0)  # Gradients are then there, and what is only made once.
     lines = []
@@ -54,7 +58,13 @@ def measure_policy(policy: Policy, seen: Observation, device: str) -> PolicyByte
     for parameter in learned:
         parameter.grad = None
     one = decisions[0]
-    kept = [one.actions, one.log_prob, one.value, *one.trace.values()]
+    kept = [
+        one.actions,
+        one.log_prob,
+        one.value,
+        *one.trace.values(),
+        *batches[0].prepared.values(),
+    ]
     kept += [one.token_log_prob] if one.token_log_prob is not None else []
     reward = 4 * policy.chunk
     return PolicyBytes(

@@ -95,7 +95,7 @@ def _learning(config: RunConfig, curves: list[dict[str, float]]) -> list[str]:
     return [
         f"the policy reproduces its log-probabilities (largest log-ratio {max(ratios):.1e}, "
         f"allowed {limit:g})",
-        f"{how} changed {changed} of {len(start.policy_parameters())} tensors of the policy",
+        f"{how} changed {changed} of {len(_deciding(start))} tensors of the policy",
     ]
 
 
@@ -123,5 +123,13 @@ def _rehearsed(config: RunConfig) -> tuple[float, Policy]:
 
 
 def _num_changed(before: Policy, after: Policy) -> int:
-    pairs = zip(before.policy_parameters(), after.policy_parameters(), strict=True)
+    pairs = zip(_deciding(before), _deciding(after), strict=True)
     return sum(not torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
+
+
+def _deciding(policy: Policy) -> list[torch.nn.Parameter]:
+    """All weights but the value's, also those that do not learn: adapters are merged into them when
+    a policy is saved."""
+    every: Any = getattr(policy, "parameters", policy.policy_parameters)
+    value = {id(parameter) for parameter in policy.value_parameters()}
+    return [parameter for parameter in every() if id(parameter) not in value]

@@ -23,6 +23,9 @@ from embodied_rl.config import load, save
 from embodied_rl.run_config import RunConfig
 from embodied_rl.shrunk import shrunk
 from outside import install
+from seen_line import SeenLine, SeenLineConfig
+from tiny_openvla import statistics, write_openvla
+from tiny_vla import words_of, write_checkpoint
 from watched import watch
 
 LINE = """
@@ -38,6 +41,12 @@ demonstrations: {episodes: 2}
 imitation: {steps: 10}
 rollout: {num_workers: 2}
 """
+SEEN = """
+simulator: {type: seen_line}
+algorithm: {type: ppo}
+rollout: {num_workers: 2}
+"""
+SMOLVLA = "{type: lerobot_flow, path: FOLDER, tokenizer: WORDS, chunk: 2}"
 VLA = (
     "{type: flow_vla, hidden_size: 768, num_heads: 12, num_prefix_layers: 4, num_expert_layers: 4}"
 )
@@ -48,6 +57,9 @@ CASES = {
     "the same with a reference": LINE.replace("ppo}", "ppo, kl_coefficient: 0.1}")
     + f"policy: {VLA}\n",
     "maniskill": MANISKILL,
+    "tiny SmolVLA": SEEN
+    + "policy: {type: lerobot_flow, path: FOLDER, tokenizer: WORDS, chunk: 2}\n",
+    "tiny OpenVLA": SEEN + "policy: {type: openvla, path: FOLDER, chunk: 2}\n",
 }
 
 
@@ -88,9 +100,22 @@ def compare(text: str, folder: Path) -> Comparison:
     )
 
 
+def with_checkpoint(text: str, folder: Path) -> str:
+    """The configuration with a new checkpoint in it, if it wants one."""
+    contract = SeenLine(SeenLineConfig()).spec.contract
+    path = folder / "checkpoint"
+    if "WORDS" in text:
+        write_checkpoint("smolvla", path, contract)
+        text = text.replace("WORDS", str(words_of(path)))
+    elif "FOLDER" in text:
+        write_openvla(path, norm_stats={"line": statistics(contract.action_dim)})
+    return text.replace("FOLDER", str(path))
+
+
 def with_lines(folder: Path) -> None:
-    """Let the line be found as a simulator from outside."""
-    install(folder, {"simulator": {"line": "line_world:LineConfig"}})
+    """Let the line be found as a simulator from outside, blind and seen."""
+    lines = {"line": "line_world:LineConfig", "seen_line": "seen_line:SeenLineConfig"}
+    install(folder, {"simulator": lines})
     sys.path.insert(0, str(folder))
 
 
@@ -102,7 +127,7 @@ def main() -> None:
         with_lines(Path(outside))
         for name in parser.parse_args().cases:
             with tempfile.TemporaryDirectory() as folder:
-                found = compare(CASES[name], Path(folder))
+                found = compare(with_checkpoint(CASES[name], Path(folder)), Path(folder))
             mib = [[round(n / 2**20) for n in pair] for pair in (found.process, found.workers)]
             percent = ", ".join(f"{100 * error:+.0f} %" for error in found.errors)
             print(
