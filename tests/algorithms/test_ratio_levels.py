@@ -19,8 +19,8 @@ from embodied_rl.run_config import RolloutConfig, RunConfig
 from line_world import LineConfig
 from policies.config import FastVLAConfig, FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
 
-TOKENS = TokenVLAConfig(hidden_size=16, chunk=4, num_bins=8, max_instruction_bytes=8)
-FAST = FastVLAConfig(hidden_size=16, chunk=4, vocabulary=64, max_instruction_bytes=8)
+TOKENS = TokenVLAConfig(hidden_size=16, chunk=4, num_bins=8, max_instruction_bytes=24)
+FAST = FastVLAConfig(hidden_size=16, chunk=4, vocabulary=64, max_instruction_bytes=24)
 LEVELS = ["chunk", "step", "token"]
 PPO = {"type": "ppo", "decisions_per_iteration": 4, "critic_warmup_iterations": 0}
 GRPO = {"type": "grpo", "groups_per_iteration": 3, "group_size": 4}

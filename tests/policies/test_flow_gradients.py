@@ -79,9 +79,7 @@ def through_the_sampler(head: FlowHead, network: Velocity, live: Tensor) -> Tens
 def two_gradients(options: dict[str, Any], scored: int, chunk: int) -> tuple[Tensor, Tensor]:
     """Of the expected reward of the first control step of a chunk: by the log-probability of its
     first `scored` steps, and pathwise."""
-    config = FlowMLPConfig.model_validate(
-        {"chunk": chunk, "denoise_steps": STEPS, "skip_last_step": False} | options
-    )
+    config = FlowMLPConfig.model_validate({"chunk": chunk, "denoise_steps": STEPS} | options)
     torch.manual_seed(1)
     network = Velocity(chunk)
     head = FlowHead(config, CONTRACT, network.num_features)
@@ -103,8 +101,8 @@ def two_gradients(options: dict[str, Any], scored: int, chunk: int) -> tuple[Ten
 every_exploration = pytest.mark.parametrize(
     "options",
     [
-        {"stochastic_steps": "all"},
-        {"stochastic_steps": "one"},
+        {"stochastic_steps": "all", "skip_last_step": False},
+        {"stochastic_steps": "one", "skip_last_step": False},
         {"exploration": "flow_noise", "noise_std": [0.2, 0.6]},
     ],
     ids=["all", "one", "flow_noise"],
