@@ -98,7 +98,7 @@ class Measured:
 class Sizes:
     """How much of everything a run works with, by its options."""
 
-    minibatch: int
+    at_once: int
     """Decisions that gradients are computed of at once."""
     decisions: int
     """Decisions that are collected for an update, at most."""
@@ -107,8 +107,8 @@ class Sizes:
     time limit, and the joined copy."""
     acting: int
     """Environments that are decided for at once."""
-    imitation_batch: int
-    """Demonstrated chunks per gradient step; 0 without imitation."""
+    imitated_at_once: int
+    """Demonstrated chunks that gradients are computed of at once; 0 without imitation."""
     frames: int
     """Demonstrated frames in memory, at most."""
     reference: bool
@@ -133,13 +133,16 @@ class Sizes:
         if config.demonstrations and config.imitation and not config.initial_policy:
             frames = config.demonstrations.total * measured.max_episode_steps
             batch = min(config.imitation.batch_size, frames)
+            batch = _divided(batch, config.imitation.micro_batch_size)
         projects = getattr(algorithm, "task_gradients", "sum") == "pcgrad"
         return cls(
-            minibatch=_largest_part(decisions, int(algorithm.minibatch_size)),
+            at_once=_divided(
+                _largest_part(decisions, int(algorithm.minibatch_size)), algorithm.micro_batch_size
+            ),
             decisions=decisions,
             views_per_decision=3 if steps is not None else 2,
             acting=-(-slots // config.rollout.halves),
-            imitation_batch=batch,
+            imitated_at_once=batch,
             frames=frames,
             reference=bool(getattr(algorithm, "kl_coefficient", 0.0)),
             conflicts=measured.num_tasks if projects else 0,
@@ -150,6 +153,11 @@ class Sizes:
 def _largest_part(decisions: int, size: int) -> int:
     """Rows of the largest minibatch where decisions are divided into parts of about `size`."""
     return -(-decisions // max(1, round(decisions / size)))
+
+
+def _divided(rows: int, most: int | None) -> int:
+    """Rows of the largest part where they are divided into as few even parts as have `most`."""
+    return rows if most is None or not rows else -(-rows // -(-rows // most))
 
 
 def _most_episodes(algorithm: Any) -> int:
@@ -289,7 +297,7 @@ def _learner(policy: PolicyBytes, sizes: Sizes, reinforces: bool) -> dict[str, M
     weights = Component(policy.weights, _POLICY)
     again = Component(2 * policy.weights, _POLICY)
     moments: dict[str, Moment] = {}
-    if sizes.imitation_batch:
+    if sizes.imitated_at_once:
         learned = policy.imitated
         moments["imitate"] = {
             "weights": weights,
@@ -297,13 +305,13 @@ def _learner(policy: PolicyBytes, sizes: Sizes, reinforces: bool) -> dict[str, M
             "optimiser": Component(2 * learned, _POLICY),
             "average": Component(learned, _POLICY),
             "activations": Component(
-                policy.imitation.at(sizes.imitation_batch), ("imitation.batch_size",)
+                policy.imitation.at(sizes.imitated_at_once), ("imitation.micro_batch_size",)
             ),
         }
     # A policy is loaded beside the one in use: the new one, and the file's content.
     held: Moment = {"weights": weights}
     if not reinforces:
-        if sizes.imitation_batch:
+        if sizes.imitated_at_once:
             held["gradients"] = Component(policy.imitated, _POLICY)
         return moments | {"evaluate": held | {"loading": again}}
     held["gradients"] = Component(policy.learned, _POLICY)
@@ -317,7 +325,7 @@ def _learner(policy: PolicyBytes, sizes: Sizes, reinforces: bool) -> dict[str, M
     )
     updating = learning | {
         "rollout": Component(batch, _COLLECTED),
-        "activations": Component(policy.update.at(sizes.minibatch), ("algorithm.minibatch_size",)),
+        "activations": Component(policy.update.at(sizes.at_once), ("algorithm.micro_batch_size",)),
     }
     if sizes.conflicts:
         # Of every task, one by one and stacked, and the joint one.

@@ -80,8 +80,8 @@ def _fitting_batch(plan: MemoryPlan, short: Shortage, moment: str) -> str:
     """The largest batch that would do, where a smaller one is enough."""
     policy, sizes = plan.measured.policy, plan.sizes
     batches: dict[str, tuple[str, Growing, int]] = {
-        "update": ("algorithm.minibatch_size", policy.update, sizes.minibatch),
-        "imitate": ("imitation.batch_size", policy.imitation, sizes.imitation_batch),
+        "update": ("algorithm.micro_batch_size", policy.update, sizes.at_once),
+        "imitate": ("imitation.micro_batch_size", policy.imitation, sizes.imitated_at_once),
     }
     if moment not in batches:
         return ""

@@ -112,7 +112,19 @@ def test_groups_are_counted_with_those_that_are_replaced_and_added() -> None:
 @pytest.mark.parametrize(("size", "rows"), [(4, 4), (5, 6), (7, 6), (8, 6), (9, 12), (100, 12)])
 def test_the_largest_minibatch(size: int, rows: int) -> None:
     """12 decisions are divided evenly into about as many parts as the size asks for."""
-    assert planned(*PPO, f"algorithm.minibatch_size={size}").sizes.minibatch == rows
+    assert planned(*PPO, f"algorithm.minibatch_size={size}").sizes.at_once == rows
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1, 1), (3, 3), (4, 4), (5, 4), (11, 6), (12, 12)])
+def test_the_largest_micro_batch(most: int, rows: int) -> None:
+    """12 decisions in one minibatch, divided evenly into as few parts as allowed."""
+    options = ("algorithm.minibatch_size=12", f"algorithm.micro_batch_size={most}")
+    assert planned(*PPO, *options).sizes.at_once == rows
+
+
+def test_micro_batches_of_imitation() -> None:
+    found = planned(*PPO, *DEMONSTRATED, "imitation.micro_batch_size=2")
+    assert parts(found.process, "imitate")["activations"] == 30 + 2 * 5
 
 
 def test_imitation_alone() -> None:
@@ -162,7 +174,7 @@ def test_as_data() -> None:
     assert places["simulator workers"]["peak"] == 188
     assert data["host_peak"] == places["training process"]["peak"] + 188
     assert data["measured"]["policy"]["update"] == {"fixed": 50, "per_row": 10}
-    assert data["sizes"]["minibatch"] == 4
+    assert data["sizes"]["at_once"] == 4
 
 
 def test_bytes_for_a_person() -> None:

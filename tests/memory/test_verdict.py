@@ -46,8 +46,8 @@ def test_ordinary_memory_with_the_batch_that_would_fit() -> None:
     text = refusal(run, plan, replace(ROOMY, host=4 * GIB + GIB // 2))
     assert "this run does not fit:" in text
     assert "it needs about 5.0 GiB of memory (most of it to update), and 4.5 GiB are free" in text
-    assert "activations take 5.0 GiB: change algorithm.minibatch_size" in text
-    assert "algorithm.minibatch_size=3 would fit there" in text
+    assert "activations take 5.0 GiB: change algorithm.micro_batch_size" in text
+    assert "algorithm.micro_batch_size=3 would fit there" in text
     assert text.endswith("or go on all the same with --force")
 
 
@@ -72,8 +72,8 @@ def test_imitation_has_its_own_batch() -> None:
     run, plan = given(*DEMONSTRATED, policy=large)
     text = refusal(run, plan, replace(ROOMY, host=5 * GIB))
     assert "(most of it to imitate)" in text
-    assert "activations take 6.0 GiB: change imitation.batch_size" in text
-    assert "imitation.batch_size=4 would fit there" in text
+    assert "activations take 6.0 GiB: change imitation.micro_batch_size" in text
+    assert "imitation.micro_batch_size=4 would fit there" in text
 
 
 def test_workers() -> None:
@@ -86,7 +86,7 @@ def test_the_gpu_and_shared_memory_are_told_as_well() -> None:
     run, plan = given(on_gpu=True, arrays=3 * GIB)
     text = refusal(run, plan, Machine(100 * GIB, 2 * GIB, 4 * GIB + GIB // 2))
     assert "5.0 GiB of GPU memory (most of it to update), and 4.5 GiB are free" in text
-    assert "algorithm.minibatch_size=3 would fit there" in text
+    assert "algorithm.micro_batch_size=3 would fit there" in text
     assert "3.0 GiB of shared memory (most of it to all the time)" not in text
     assert "3.0 GiB of shared memory, and 2.0 GiB are free" in text
     assert "change rollout.num_slots, simulator.image_size, /dev/shm" in text

@@ -25,7 +25,8 @@ class Watched:
     libraries that are put away read 70 to 120 MiB of their own files again."""
     others: int
     """Largest sum of the proportional shares of all processes that it started: workers and the
-    process that they are forked from."""
+    process that they are forked from. Not of short-lived copies of itself, which another program
+    is about to replace: their pages are its own."""
     seconds: float
 
 
@@ -44,7 +45,9 @@ def watch(words: Sequence[str], folder: Path, environment: Mapping[str, str]) ->
         while process.poll() is None:
             if not output.stat().st_size:
                 most = max(most, _high_water(process.pid))
-            found = sum(process_bytes(pid).get("Pss", 0) for pid in _descendants(process.pid))
+            own = _command(process.pid)
+            started = [pid for pid in _descendants(process.pid) if _command(pid) != own]
+            found = sum(process_bytes(pid).get("Pss", 0) for pid in started)
             others = max(others, found)
             time.sleep(0.1)
     seconds = time.monotonic() - began
@@ -58,6 +61,13 @@ def _high_water(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if "VmHWM" in line), 0)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _descendants(pid: int) -> list[int]:
