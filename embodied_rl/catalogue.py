@@ -23,6 +23,7 @@ PARTS: dict[str, dict[str, str]] = {
         "token_vla": "policies.config:TokenVLAConfig",
         "fast_vla": "policies.config:FastVLAConfig",
         "lerobot_flow": "policies.lerobot_config:LerobotFlowConfig",
+        "lerobot_tokens": "policies.lerobot_config:LerobotTokensConfig",
         "openvla": "policies.openvla_config:OpenVLAConfig",
         "openvla_oft": "policies.openvla_config:OpenVLAOFTConfig",
         "gaussian_mlp": "policies.config:GaussianMLPConfig",

@@ -20,18 +20,23 @@ from torch import Tensor
 
 from embodied_rl.maths.tokens import cosine_transform
 
-_OPTIONS, _SPELLING = "processor_config.json", "tokenizer.json"
+_OPTIONS, _SPELLING = FILES = "processor_config.json", "tokenizer.json"
 _NO_TEXT = "\ufffd"
 """What bytes that are no character are decoded to."""
 
 
 class FastTokenizer:
-    """Chunks [H, A] of numbers in [-1, 1] to token numbers 0 .. size - 1 and back."""
+    """Chunks [H, A] of numbers, usually in [-1, 1], to token numbers 0 .. size - 1 and back."""
 
     def __init__(
-        self, options: dict[str, Any], spelling: Tokenizer, shape: tuple[int, int]
+        self,
+        options: dict[str, Any],
+        spelling: Tokenizer,
+        shape: tuple[int, int],
+        reach: float = 1.0,
     ) -> None:
-        """`options` are those of processor_config.json, `shape` is (H, A).
+        """`options` are those of processor_config.json, `shape` is (H, A). Numbers may lie in
+        [-reach, reach].
 
         Raises ValueError if the options do not fit the shape, or the spelling not the options.
         """
@@ -43,7 +48,7 @@ class FastTokenizer:
                 )
         spelling.no_padding()
         spelling.no_truncation()
-        self._spelling, self._shape = spelling, shape
+        self._spelling, self._shape, self._reach = spelling, shape, reach
         self._scale, self._lowest = float(options["scale"]), int(options["min_token"])
         self.size = spelling.get_vocab_size()
         self.vocab_size = max(int(options["vocab_size"]), self.size)
@@ -62,7 +67,7 @@ class FastTokenizer:
         """Tokens that `encode` gives at most."""
 
     @classmethod
-    def load(cls, folder: Path, shape: tuple[int, int]) -> FastTokenizer:
+    def load(cls, folder: Path, shape: tuple[int, int], reach: float = 1.0) -> FastTokenizer:
         """Read a processor's folder; raises ValueError saying what is wrong with it."""
         for name in (_OPTIONS, _SPELLING):
             if not (folder / name).is_file():
@@ -76,7 +81,14 @@ class FastTokenizer:
             spelling = json.loads((folder / _SPELLING).read_text())
         except ValueError as error:
             raise ValueError(f"policy.processor={folder} cannot be read: {error}") from None
-        return cls.from_json({"options": options, "spelling": spelling}, shape)
+        return cls.from_json({"options": options, "spelling": spelling}, shape, reach)
+
+    def save(self, folder: Path) -> None:
+        """Write the two files that `load` reads."""
+        folder.mkdir()
+        data = self.to_json()
+        (folder / _OPTIONS).write_text(json.dumps(data["options"], indent=2))
+        (folder / _SPELLING).write_text(json.dumps(data["spelling"]))
 
     @classmethod
     def fit(
@@ -102,7 +114,9 @@ class FastTokenizer:
         return cls(options, _spelling(plain.spell(chunks), 2 * most + 1, vocab_size), shape)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], shape: tuple[int, int]) -> FastTokenizer:
+    def from_json(
+        cls, data: dict[str, Any], shape: tuple[int, int], reach: float = 1.0
+    ) -> FastTokenizer:
         """From what `to_json` gave, or from the two files of a processor's folder."""
         try:
             options = {"scale": float(data["options"]["scale"])}
@@ -119,7 +133,7 @@ class FastTokenizer:
             spelling = Tokenizer.from_str(json.dumps(data["spelling"]))
         except Exception as error:  # tokenizers raises nothing more specific
             raise ValueError(f"the FAST processor's {_SPELLING} is broken: {error}") from None
-        return cls(options, spelling, shape)
+        return cls(options, spelling, shape, reach)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: the content of processor_config.json and of tokenizer.json."""
@@ -134,13 +148,13 @@ class FastTokenizer:
 
     def spell(self, chunks: Tensor) -> list[str]:
         """The coefficients of chunks [N, H, A], a character each."""
-        values = chunks.detach().cpu().double().clamp(-1.0, 1.0)
+        values = chunks.detach().cpu().double().clamp(-self._reach, self._reach)
         rounded = (self._transform @ values * self._scale).round().long()
         known = self._nearest(rounded.flatten(1)) - self._lowest
         return ["".join(map(chr, row)) for row in known.tolist()]
 
     def encode(self, chunks: Tensor) -> list[list[int]]:
-        """The tokens of chunks [N, H, A]. Numbers outside [-1, 1] are cut."""
+        """The tokens of chunks [N, H, A]. Numbers out of reach are cut."""
         found = self._spelling.encode_batch(self.spell(chunks), add_special_tokens=False)
         return [list(encoding.ids) for encoding in found]
 
@@ -164,7 +178,7 @@ class FastTokenizer:
     def _find_spellable(self) -> Iterator[int]:
         """Coefficients that have a spelling, rising: a byte-pair encoding drops what it does not
         know without a word."""
-        most = _largest_coefficient(self._scale, self._shape[0])
+        most = _largest_coefficient(self._reach * self._scale, self._shape[0])
         # Characters beyond are no letters of any processor; some are no characters at all.
         highest = min(most, self._lowest + 0xD7FF)
         for number in range(max(-most, self._lowest), highest + 1):

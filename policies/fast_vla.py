@@ -1,9 +1,7 @@
 """A language model that speaks actions in FAST tokens: a chunk is as many tokens as it takes.
 
 A chunk is a sequence of FAST tokens (Pertsch et al. 2025, arXiv:2501.09747) and a last one that
-ends it. Every token shapes all H control steps, so the log-probability of a chunk cannot be divided
-among them: step 0 holds that of the whole sequence, exactly, and the other steps hold 0. A chunk
-counts whole even if an episode ends within it.
+ends it; `word_sequences` says how they are scored.
 """
 
 from __future__ import annotations
@@ -13,23 +11,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from embodied_rl.contracts import Contract, Decision, Evaluation, Observation
 from embodied_rl.maths import tokens
 from embodied_rl.maths.randomness import uniform_numbers
-from policies.chosen import Chosen, together
+from policies.chosen import Chosen
 from policies.fast_tokens import FastTokenizer
 from policies.spoken_vla import SpokenVLA
+from policies.word_sequences import (
+    PADDING,
+    held,
+    in_step_0,
+    longest_spoken,
+    scored,
+    scores_of,
+    speak,
+    tokens_of,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
     from policies.config import FastVLAConfig
 
-_END = 0
-"""The word that ends a sequence; word i + 1 is FAST token i."""
-_PADDING = -1
-"""In a trace, what follows the end."""
 _MOST_WINDOWS = 4096
 """Demonstrated chunks that a tokenizer is fitted to."""
 
@@ -82,7 +86,7 @@ class FastVLA(SpokenVLA):
             if mode == "explore":
                 uniform = uniform_numbers((len(value), self.longest), generator, value.device)
             words, scores, kept = self._speak(prefix, mask, uniform)
-            actions, log_prob = self._to_actions(words), self._in_step_0(scores)
+            actions, log_prob = self._to_actions(words), in_step_0(scores, self.chunk)
             if mode == "deterministic":
                 return Decision(actions, torch.zeros_like(log_prob), value, {})
             trace = {"words": words} | ({} if kept is None else {"kept": kept})
@@ -93,19 +97,7 @@ class FastVLA(SpokenVLA):
         prefix, mask, found = self._encode(observation)
         words = trace["words"]
         logits = self._logits(prefix, mask, words)
-        kept = trace.get("kept")
-        log_probs = self._distribution(logits, None if kept is None else kept[:, : logits.shape[1]])
-        scores = self._of_words(log_probs, words)
-        spoken = words[:, : log_probs.shape[1]] != _PADDING
-        entropy = tokens.entropy(log_probs) * spoken
-        return Evaluation(
-            log_prob=self._in_step_0(scores),
-            entropy=self._in_step_0(entropy),
-            value=found.value,
-            histogram=found.histogram,
-            token_log_prob=scores,
-            token_step=torch.where(words == _PADDING, -1, 0),
-        )
+        return scored(logits, words, trace.get("kept"), self._config, found, self.chunk)
 
     def imitation_loss(
         self,
@@ -116,15 +108,12 @@ class FastVLA(SpokenVLA):
     ) -> Tensor:
         """Mean cross-entropy of the words of demonstrated chunks (contracts.Policy). Where an
         episode ended within a chunk, its last action is held."""
-        held = torch.arange(self.chunk, device=valid.device)
-        held = torch.minimum(held, (valid.sum(1, keepdim=True) - 1).clamp_min(0))
-        whole = actions.gather(1, held[..., None].expand_as(actions))
-        words = self._to_words(whole)
-        words = words.masked_fill(~valid.any(1, keepdim=True), _PADDING)
+        words = self._to_words(held(actions, valid))
+        words = words.masked_fill(~valid.any(1, keepdim=True), PADDING)
         prefix, mask, _ = self._encode(observation)
         log_probs = tokens.token_log_probs(self._logits(prefix, mask, words))
-        count = (words != _PADDING).sum().clamp_min(1)
-        return -self._of_words(log_probs, words).sum() / count
+        count = (words != PADDING).sum().clamp_min(1)
+        return -scores_of(log_probs, words).sum() / count
 
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Percentiles, and a tokenizer unless one was given (contracts.Policy). It is fitted to
@@ -145,36 +134,18 @@ class FastVLA(SpokenVLA):
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        rows, device = len(prefix), prefix.device
-        over = torch.zeros(rows, dtype=torch.bool, device=device)
-        inputs = torch.cat([prefix, self.query.expand(rows, -1, -1)], dim=1)
-        found: list[Chosen] = []
-        for i in range(self.longest):
-            logits = self._word_logits(inputs, mask, 1, cache)[:, 0]
-            word, score, kept = self._choose(logits, None if uniform is None else uniform[:, i])
-            found.append(
-                Chosen(
-                    torch.where(over, _PADDING, word),
-                    torch.where(over, torch.zeros_like(score), score),
-                    kept,
-                )
-            )
-            over |= word == _END
-            if over.all():
-                break
-            inputs = self._embed(word[:, None])
-        words, scores, allowed = together(found)
-        room = self.longest - len(found)
-        return Chosen(
-            pad(words, (0, room), value=_PADDING),
-            pad(scores, (0, room)),
-            None if allowed is None else pad(allowed, (0, 0, 0, room), value=True),
-        )
+        query = self.query.expand(len(prefix), -1, -1)
+
+        def next_logits(word: Tensor | None) -> Tensor:
+            new = torch.cat([prefix, query], dim=1) if word is None else self._embed(word[:, None])
+            return self._word_logits(new, mask, 1, cache)[:, 0]
+
+        return speak(next_logits, self._config, uniform, self.longest)
 
     def _logits(self, prefix: Tensor, mask: Tensor, words: Tensor) -> Tensor:
         """Logits [B, L, words] of every word given those of `words` [B, P] before; L <= P is as far
         as the longest row goes."""
-        length = max(1, int((words != _PADDING).sum(1).max()))
+        length = longest_spoken(words)
         before = words[:, : length - 1].clamp_min(0)
         inputs = torch.cat([prefix, self.query.expand(len(prefix), -1, -1)], dim=1)
         inputs = torch.cat([inputs, self._embed(before)], dim=1)
@@ -184,28 +155,11 @@ class FastVLA(SpokenVLA):
         # A fitted tokenizer may have fewer tokens than there is room for.
         return self._run(inputs, mask, count, cache)[..., : self.tokenizer.size + 1]
 
-    def _of_words(self, log_probs: Tensor, words: Tensor) -> Tensor:
-        """Log-probability [B, P] of words [B, P], 0 for padding, from distributions of the first L
-        of them [B, L, words]."""
-        known = words[:, : log_probs.shape[1]]
-        chosen = log_probs.gather(-1, known.clamp_min(0)[..., None])[..., 0]
-        chosen = torch.where(known == _PADDING, torch.zeros_like(chosen), chosen)
-        return pad(chosen, (0, words.shape[1] - known.shape[1]))
-
-    def _in_step_0(self, values: Tensor) -> Tensor:
-        """The sum of values [B, L] as [B, H]: all in step 0, which every decision executes."""
-        return pad(values.sum(dim=1, keepdim=True), (0, self.chunk - 1))
-
     def _to_words(self, actions: Tensor) -> Tensor:
         """int64 [B, P]."""
         found = self.tokenizer.encode(self._to_units(actions))
-        words = torch.full((len(found), self.longest), _PADDING)
-        for row, numbers in enumerate(found):
-            words[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.long) + 1
-            words[row, len(numbers)] = _END
-        return words.to(actions.device)
+        return words_of(found, self.longest).to(actions.device)
 
     def _to_actions(self, words: Tensor) -> Tensor:
-        spoken = [[word - 1 for word in row if word > _END] for row in words.tolist()]
-        units = self.tokenizer.decode(spoken).to(words.device)
+        units = self.tokenizer.decode(tokens_of(words)).to(words.device)
         return self._from_units(units)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from policies.checkpoints import BadCheckpoint
-from policies.lora import repeatable
+from policies.lora import add_adapters, repeatable
 
 if TYPE_CHECKING:
     from policies.lerobot_backbones import Backbone
-    from policies.lerobot_config import LerobotFlowConfig
+    from policies.lerobot_config import LerobotFlowConfig, LerobotTokensConfig
+    from policies.lerobot_speech import Speech
+
+_LANGUAGE = r".*\.language_model\.layers\..*"
+"""Names of the language model's attention and feed-forward layers."""
 
 
 def set_trainable(backbone: Backbone, options: LerobotFlowConfig) -> None:
@@ -28,6 +33,21 @@ def set_trainable(backbone: Backbone, options: LerobotFlowConfig) -> None:
         for parameter in module.parameters():
             if options.trainable == "expert" or id(parameter) not in used:
                 parameter.requires_grad_(False)
+
+
+def set_spoken_trainable(speech: Speech, options: LerobotTokensConfig) -> None:
+    """The same for a policy that speaks, which has no action expert."""
+    if options.trainable == "all":
+        speech.native.requires_grad_(True)
+        return
+    try:
+        wanted = re.compile(options.lora_targets or _LANGUAGE)
+        names = [name for name in speech.adaptable() if wanted.fullmatch(name)]
+        if not names:
+            raise ValueError("no linear layer has such a name, or only the word head")
+        add_adapters(speech.native, names, options.lora_rank, options.lora_alpha)
+    except (ValueError, re.error) as error:
+        raise BadCheckpoint(f"policy.lora_targets={options.lora_targets}: {error}") from None
 
 
 def _tied(backbone: Backbone) -> list[Tensor]:

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,15 +17,17 @@ from torch import nn
 from embodied_rl.weights import misfit
 from policies.checkpoints import BadCheckpoint, local_folder, pickled_in
 
-if TYPE_CHECKING:
-    from policies.lerobot_config import LerobotFlowConfig
-
 CLASSES = {
-    "pi0": ("lerobot.policies.pi0.modeling_pi0", "PI0Policy"),
-    "pi05": ("lerobot.policies.pi05.modeling_pi05", "PI05Policy"),
-    "smolvla": ("lerobot.policies.smolvla.modeling_smolvla", "SmolVLAPolicy"),
+    "lerobot_flow": {
+        "pi0": ("lerobot.policies.pi0.modeling_pi0", "PI0Policy"),
+        "pi05": ("lerobot.policies.pi05.modeling_pi05", "PI05Policy"),
+        "smolvla": ("lerobot.policies.smolvla.modeling_smolvla", "SmolVLAPolicy"),
+    },
+    "lerobot_tokens": {
+        "pi0_fast": ("lerobot.policies.pi0_fast.modeling_pi0_fast", "PI0FastPolicy"),
+    },
 }
-"""Module and class of each type, as the checkpoint's config.json names it."""
+"""By policy of ours: module and class of each type, as the checkpoint's config.json names it."""
 
 VLM_FOLDER = "vlm"
 """In folders that we save: SmolVLA's configuration and processor of the vision-language model,
@@ -50,26 +52,28 @@ def resolve(path: str) -> Path:
     return folder
 
 
-def type_of(folder: Path) -> str:
-    """Which policy a checkpoint holds: pi0, pi05 or smolvla."""
+def type_of(folder: Path, policy: str) -> str:
+    """Which of the types that a policy of ours knows a checkpoint holds, such as pi0."""
     try:
         kind = json.loads((folder / _CONFIG).read_text()).get("type")
     except ValueError as error:
         raise BadCheckpoint(f"{folder / _CONFIG} is not JSON: {error}") from None
-    if kind not in CLASSES:
+    if kind not in CLASSES[policy]:
+        others = [name for name, known in CLASSES.items() if kind in known]
+        advice = f"; it is one for policy: {others[0]}" if others else ""
         raise BadCheckpoint(
-            f"{folder / _CONFIG} has type {kind!r}; policy: lerobot_flow knows {', '.join(CLASSES)}"
+            f"{folder / _CONFIG} has type {kind!r}; policy: {policy} knows "
+            f"{', '.join(CLASSES[policy])}{advice}"
         )
     return str(kind)
 
 
-def load_native(folder: Path, options: LerobotFlowConfig) -> Any:
+def load_native(folder: Path, policy: str) -> Any:
     """lerobot's own policy on the CPU with the checkpoint's weights, all of them.
 
     Raises `BadCheckpoint` where lerobot would go on with random weights.
     """
-    kind = type_of(folder)
-    module, name = CLASSES[kind]
+    module, name = CLASSES[policy][type_of(folder, policy)]
     policy_class = getattr(importlib.import_module(module), name)
     from lerobot.configs import PreTrainedConfig
 
@@ -78,15 +82,12 @@ def load_native(folder: Path, options: LerobotFlowConfig) -> Any:
     said = io.StringIO()
     try:
         with _as_needed_here(config, folder), contextlib.redirect_stdout(said):
-            # Not strict, because pi0 and pi0.5 would go on all the same: checked below instead.
+            # Not strict, because lerobot's pi policies would go on all the same: checked below.
             native = policy_class.from_pretrained(folder, config=config, strict=False)
     except Exception as error:
         raise BadCheckpoint(f"lerobot cannot load {folder}: {error}") from error
     _require_loaded(native, folder, said.getvalue())
     config.dtype = "float32"
-    # A plain lerobot then samples as this policy does.
-    steps = "num_steps" if kind == "smolvla" else "num_inference_steps"
-    setattr(config, steps, options.denoise_steps)
     return native.eval()
 
 

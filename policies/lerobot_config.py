@@ -1,4 +1,4 @@
-"""Options of the flow policies of lerobot: pi0, pi0.5 and SmolVLA."""
+"""Options of the policies of lerobot: pi0, pi0.5 and SmolVLA, and pi0-FAST."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from embodied_rl import catalogue
-from policies.config import FlowConfig, ValueConfig
+from policies.config import FlowConfig, SamplingConfig, ValueConfig
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Contract, Policy
@@ -83,5 +83,69 @@ class LerobotFlowConfig(FlowConfig, ValueConfig):
         """The policy of a saved folder, which holds the checkpoint; `path` is not needed."""
         policy: Policy = catalogue.load("policies.lerobot_flow:LerobotFlow")(
             self, contract, str(folder)
+        )
+        return policy
+
+
+class LerobotTokensConfig(SamplingConfig, ValueConfig):
+    """pi0-FAST from a checkpoint of lerobot: a chunk in a varying number of FAST tokens
+    (arXiv:2501.09747). It counts whole in learning, also where an episode ended within it."""
+
+    type: Literal["lerobot_tokens"] = "lerobot_tokens"
+    needs_cameras: ClassVar[bool] = True
+    # Every token shapes all steps of its chunk.
+    ratio_levels: ClassVar[tuple[str, ...]] = ("chunk", "token")
+    path: str | None = None
+    """The checkpoint: a folder as lerobot's `save_pretrained` writes it, processors included, or a
+    name on the Hugging Face Hub. Needed, but for a policy folder that this project saved."""
+    tokenizer: Path | None = None
+    """A folder with the text tokenizer, instead of the name that the checkpoint gives."""
+    processor: Path | None = None
+    """A folder with the FAST processor's processor_config.json and tokenizer.json, instead of the
+    name that the checkpoint gives. Code that lies in it is never run."""
+    chunk: int = Field(10, ge=1)
+    """H: control steps executed per decision, of those that the checkpoint plans."""
+    cameras: dict[str, str] = Field(default_factory=dict)
+    """The simulator's camera for each image of the checkpoint, such as
+    {observation.images.camera1: base_camera}. Images left out are masked. By default cameras with
+    the same names, or all of them in order."""
+    trainable: Literal["all", "lora"] = "lora"
+    """What learns: everything, or low-rank adapters (LoRA), which are merged into the weights on
+    saving."""
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: float = Field(16.0, gt=0.0)
+    """Adapters count `lora_alpha / lora_rank` times."""
+    lora_targets: str | None = None
+    """A regular expression for the names of the linear layers to adapt; by default all of the
+    language model's layers. The word head is never adapted."""
+    value_hidden_size: int = Field(256, ge=8)
+
+    @model_validator(mode="after")
+    def _targets_belong_to_adapters(self) -> Self:
+        if self.lora_targets and self.trainable != "lora":
+            raise ValueError("lora_targets belongs to trainable=lora")
+        return self
+
+    def build(self, contract: Contract) -> Policy:
+        """The checkpoint's policy for this contract, with a new value head.
+
+        Raises ValueError naming what is missing in the checkpoint or does not fit the contract.
+        """
+        if self.path is None:
+            raise ValueError(
+                "policy.path is needed: a folder with a checkpoint of pi0_fast as lerobot saves "
+                "it, or its name on the Hugging Face Hub, such as lerobot/pi0fast-base"
+            )
+        policy: Policy = catalogue.load("policies.lerobot_tokens:LerobotTokens")(
+            self, contract, self.path
+        )
+        return policy
+
+    def rebuild(self, contract: Contract, architecture: dict[str, Any], folder: Path) -> Policy:
+        """The policy of a saved folder, which holds checkpoint and tokenizers; neither `path` nor
+        the tokenizers' folders are needed."""
+        own = self.model_copy(update={"tokenizer": None, "processor": None})
+        policy: Policy = catalogue.load("policies.lerobot_tokens:LerobotTokens")(
+            own, contract, str(folder)
         )
         return policy

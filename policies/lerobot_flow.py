@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from embodied_rl.contracts import Contract, Decision, Estimate, Evaluation, Observation
-from policies.checkpoints import BadCheckpoint
 from policies.flow_head import ChainSize, FlowHead
 from policies.layers import LARGEST_STATE, require_observation
 from policies.lerobot_adapters import set_trainable
@@ -26,6 +25,7 @@ from policies.lerobot_checkpoint import (
     save_vlm_description,
     type_of,
 )
+from policies.lerobot_fitting import cameras_of, require_fitting
 from policies.lerobot_processors import Processors
 from policies.lora import merged_weights
 from policies.value_head import ValueHead
@@ -48,13 +48,15 @@ class LerobotFlow(nn.Module):
         super().__init__()
         self.contract, self.chunk, self._config = contract, config.chunk, config
         folder = resolve(path)
-        self.architecture = {"native": type_of(folder)}
-        self.processors = Processors(
-            folder, self.architecture["native"], contract, config.tokenizer
-        )
-        self.native = load_native(folder, config)
+        self.architecture = {"native": type_of(folder, config.type)}
+        self.processors = Processors(folder, contract, config.tokenizer)
+        self.native = load_native(folder, config.type)
+        # A plain lerobot then samples as this policy does.
+        steps = "num_steps" if self.native.name == "smolvla" else "num_inference_steps"
+        setattr(self.native.config, steps, config.denoise_steps)
         self.backbone: Backbone = backbone_of(self.native)
-        self._require_fitting(path)
+        fitted = bool(self.processors.missing_statistics)
+        require_fitting(self.native, contract, self.chunk, fitted, path)
         self._cameras = cameras_of(self.backbone.images, config.cameras, contract)
         set_trainable(self.backbone, config)
         if config.dtype == "bfloat16":
@@ -176,49 +178,3 @@ class LerobotFlow(nn.Module):
         state = state.clamp(-LARGEST_STATE, LARGEST_STATE)
         found: Estimate = self.value_network(torch.cat([seen, state], dim=-1))
         return found
-
-    def _require_fitting(self, path: str) -> None:
-        """Chunk and sizes fit; a plain lerobot will be told the simulator's sizes."""
-        back, contract = self.backbone, self.contract
-        if self.chunk > back.chunk_size:
-            raise BadCheckpoint(
-                f"policy.chunk={self.chunk} is more than the {back.chunk_size} steps that the "
-                f"checkpoint {path} plans; choose at most {back.chunk_size}"
-            )
-        config = self.native.config
-        fitted = bool(self.processors.missing_statistics)
-        for what, features, size, most in (
-            ("observation.state", config.input_features, contract.state_dim, back.max_state_dim),
-            ("action", config.output_features, contract.action_dim, back.max_action_dim),
-        ):
-            known = features[what].shape[0] if what in features else 0
-            if not size or size > most or (known not in (size, most) and not fitted):
-                raise BadCheckpoint(
-                    f"the simulator has {size} entries in {what}, but the checkpoint {path} was "
-                    f"made for {known} and has room for {most}; choose a checkpoint for this robot "
-                    f"and controller"
-                )
-            features[what].shape = (size,)
-
-
-def cameras_of(images: list[str], given: Mapping[str, str], contract: Contract) -> dict[str, str]:
-    """The simulator's camera for each image of the checkpoint, in the checkpoint's order.
-
-    Raises BadCheckpoint if a name is not known, or if it is not clear which camera is which.
-    """
-    have = [camera.name for camera in contract.cameras]
-    offers = f"the checkpoint has {', '.join(images)}; the simulator {', '.join(have) or 'none'}"
-    for key, name in given.items():
-        if key not in images or name not in have:
-            raise BadCheckpoint(f"policy.cameras names {key}: {name}, but {offers}")
-    if given:
-        return {key: given[key] for key in images if key in given}
-    by_name = {key: key.rpartition(".")[2] for key in images}
-    if set(by_name.values()) <= set(have):
-        return by_name
-    if len(images) != len(have):
-        raise BadCheckpoint(
-            f"{offers}. Say which is which, such as policy.cameras={{{images[0]}: "
-            f"{(have or ['CAMERA'])[0]}}}"
-        )
-    return dict(zip(images, have, strict=True))

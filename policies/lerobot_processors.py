@@ -28,6 +28,8 @@ _NEEDED = {
 }
 """Statistics that each kind of normalisation reads."""
 
+_ACTION_WORDS = "action_tokenizer_processor"
+
 
 class Processors:
     """lerobot's pre- and postprocessor of a checkpoint.
@@ -38,7 +40,7 @@ class Processors:
     the same in every batch.
     """
 
-    def __init__(self, folder: Path, kind: str, contract: Contract, tokenizer: Path | None) -> None:
+    def __init__(self, folder: Path, contract: Contract, tokenizer: Path | None) -> None:
         self._folder, self._contract = folder, contract
         names = [f"policy_{which}processor.json" for which in ("pre", "post")]
         for name in names:
@@ -91,6 +93,11 @@ class Processors:
         return scaled
 
     @property
+    def tokenizer(self) -> Any:
+        """What turns instructions into the model's words."""
+        return self._tokenise.input_tokenizer
+
+    @property
     def missing_statistics(self) -> list[str]:
         """Statistics that the checkpoint's normalisation needs and does not have."""
         uses = [(self._normalise, _STATE), (self._normalise, _ACTION), (self._unnormalise, _ACTION)]
@@ -128,7 +135,7 @@ class Processors:
         self.require_statistics()
         self._before.save_pretrained(folder)
         self._after.save_pretrained(folder)
-        self._tokenise.input_tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+        self.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
 
     def _require_sizes(self) -> None:
         """Statistics of other sizes belong to another robot."""
@@ -153,6 +160,12 @@ def _load(folder: Path, name: str, tokenizer: Path | None) -> Any:
         overrides["device_processor"] = {"device": "cpu"}
     if tokenizer is not None:
         overrides["tokenizer_processor"] = {"tokenizer_name": str(tokenizer)}
+    if _ACTION_WORDS in stored:
+        # Only training by lerobot itself uses it, with code that it would fetch and run.
+        overrides[_ACTION_WORDS] = {"action_tokenizer_input_object": object()}
+        overrides[_ACTION_WORDS] |= {"trust_remote_code": False}
+        named = stored.get("tokenizer_processor", {}).get("config", {}).get("tokenizer_name")
+        overrides[_ACTION_WORDS] |= {"paligemma_tokenizer_name": str(tokenizer or named)}
     is_action = "post" in name
     try:
         pipeline: Any = PolicyProcessorPipeline.from_pretrained(
@@ -164,9 +177,11 @@ def _load(folder: Path, name: str, tokenizer: Path | None) -> Any:
         raise BadCheckpoint(f"{folder / name} cannot be loaded: {error}.{advice}") from error
     for step in pipeline.steps:
         kept = stored.get(getattr(type(step), "_registry_name", None), {}).get("config", {})
-        for attribute in ("device", "tokenizer_name"):
+        for attribute in ("device", "tokenizer_name", "action_tokenizer_name", "trust_remote_code"):
             if attribute in kept:
                 setattr(step, attribute, kept[attribute])
+        if hasattr(step, "action_tokenizer_input_object"):
+            step.action_tokenizer_input_object = None
     return pipeline
 
 

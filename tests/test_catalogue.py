@@ -38,7 +38,7 @@ def test_an_unknown_part_lists_the_known_ones() -> None:
         catalogue.config_class("policy", "flow_mpl")
     assert str(caught.value) == (
         "no policy is called 'flow_mpl'; known: fast_vla, flow_mlp, flow_vla, gaussian_mlp, "
-        "lerobot_flow, openvla, openvla_oft, token_vla"
+        "lerobot_flow, lerobot_tokens, openvla, openvla_oft, token_vla"
     )
 
 
@@ -120,6 +120,7 @@ def test_parts_from_outside_are_found_and_checked_like_ours(
         "flow_vla",
         "gaussian_mlp",
         "lerobot_flow",
+        "lerobot_tokens",
         "openvla",
         "openvla_oft",
         "token_vla",

@@ -38,6 +38,8 @@ CELLS: dict[str, list[str]] = {
     "ppo_curriculum": [*PPO, "practice.starts=curriculum"],
     "ppo_demonstrated": [*PPO, "practice.demonstrated_share=0.5"],
     "ppo_visited": [*PPO, "practice.visited_share=0.5"],
+    # Not a matter of practice: the exact gradient where an episode ends within a chunk.
+    "ppo_all_steps": [*PPO, "algorithm.scored_steps=all"],
     "grpo_no_refill": [*GRPO, "algorithm.groups_per_iteration=24", "algorithm.max_refill=1"],
     "grpo_refill": [*GRPO, "algorithm.groups_per_iteration=24", "algorithm.max_refill=2"],
     # Half of the groups, as each that teaches is followed by another.

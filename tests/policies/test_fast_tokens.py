@@ -174,3 +174,16 @@ def test_folders_that_hold_no_processor_say_why(tmp_path: Path) -> None:
 def test_a_vocabulary_without_room_for_the_coefficients_is_refused() -> None:
     with pytest.raises(ValueError, match=r"vocabulary=40 has no room for the 57 different"):
         fitted(torch.zeros(0, 8, 1), vocab_size=40)
+
+
+def test_numbers_beyond_the_usual_are_kept_where_they_may_be(tmp_path: Path) -> None:
+    write_processor(tmp_path, every_text(-90, 90), -90, 181)
+    chunk = torch.tensor([[[2.0], [-3.0], [2.5], [0.5]]])
+    wide = FastTokenizer.load(tmp_path, (4, 1), reach=4.0)
+    assert (wide.decode(wide.encode(chunk)) - chunk).abs().max() < 0.1
+    usual = FastTokenizer.load(tmp_path, (4, 1))
+    cut = usual.decode(usual.encode(chunk))
+    assert (cut - chunk.clamp(-1.0, 1.0)).abs().max() < 0.1
+    wide.save(tmp_path / "copy")
+    again = FastTokenizer.load(tmp_path / "copy", (4, 1), reach=4.0)
+    assert again.encode(chunk) == wide.encode(chunk) and again.to_json() == wide.to_json()

@@ -117,7 +117,7 @@ def write_checkpoint(
         policy = policy_class(config)
     scramble(policy, seed)
     policy.save_pretrained(folder)
-    known = _statistics(contract) if statistics else None
+    known = known_statistics(contract) if statistics else None
     with _words_of(tokenizer):
         for pipeline in make_pre_post_processors(config, dataset_stats=known):
             pipeline.save_pretrained(folder)
@@ -200,7 +200,7 @@ def _sizes(kind: str, tokenizer: Path) -> dict[str, Any]:
     return {"image_resolution": (56, 56), "num_inference_steps": STEPS}
 
 
-def _statistics(contract: Contract) -> dict[str, dict[str, Tensor]]:
+def known_statistics(contract: Contract) -> dict[str, dict[str, Tensor]]:
     def of(size: int) -> dict[str, Tensor]:
         middle = torch.linspace(-0.2, 0.3, size)
         reach = torch.linspace(0.4, 1.5, size)
