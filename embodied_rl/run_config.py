@@ -99,6 +99,12 @@ class ImitationConfig(Config):
     steps: int = Field(2000, ge=1)
     """Gradient steps."""
     batch_size: int = Field(256, ge=1)
+    """Demonstrated chunks per gradient step."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Most chunks whose gradients are computed at once: a larger batch is divided into parts whose
+    gradients add up, weighted by their control steps, which takes less memory and a little more
+    time. Noise is then drawn part by part, and where a loss is a mean over tokens, of which chunks
+    have different numbers (FAST), parts weigh a little differently. null never divides."""
     learning_rate: float = Field(1e-3, gt=0.0)
     """Peak of a cosine schedule that ends at zero."""
     warmup_steps: int = Field(100, ge=0)

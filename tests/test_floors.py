@@ -22,6 +22,7 @@ ENGINE = (
     "embodied_rl.evaluation",
     "embodied_rl.training",
     "embodied_rl.correctness",
+    "embodied_rl.memory",
 )
 DOORS = ("embodied_rl.cli", "embodied_rl.__main__", "real_robot")
 

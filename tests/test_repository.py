@@ -22,8 +22,9 @@ LONGEST_FILE = 350
 
 FLAGS: dict[str, set[str]] = {
     "": {"--version"},
-    "train": {"config", "overrides", "--resume"},
-    "imitate": {"config", "overrides", "--resume"},
+    "train": {"config", "overrides", "--resume", "--force", "--dry-run"},
+    "plan": {"config", "overrides"},
+    "imitate": {"config", "overrides", "--resume", "--force"},
     "collect": {"config", "overrides", "--output", "--episodes"},
     "evaluate": {
         *("policy", "overrides", "--episodes", "--seed", "--slots", "--device", "--output"),

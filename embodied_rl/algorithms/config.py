@@ -23,6 +23,10 @@ class UpdateConfig(Config):
     """How the learning rates fall to zero over the run."""
     minibatch_size: int = Field(256, ge=1)
     """Decisions that are evaluated at once, and per gradient step where there are several."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Most decisions whose gradients are computed at once: a larger minibatch is divided into parts
+    whose gradients add up to the same, which takes less memory and a little more time; null never
+    divides. With ratio_level=token the policy looks at the decisions once more, to count tokens."""
     max_grad_norm: float = Field(1.0, gt=0.0)
     """Gradients (those of a value head apart) are scaled down to this norm."""
     scored_steps: Literal["executed", "all"] = "executed"
@@ -61,6 +65,16 @@ class ClipConfig(UpdateConfig):
     backward pass for each."""
     max_kl: float | None = Field(0.05, gt=0.0)
     """Stop an iteration's epochs once the estimated KL divergence exceeds this; null: never."""
+
+    @model_validator(mode="after")
+    def _conflicts_are_those_of_a_minibatch(self) -> Self:
+        if self.task_gradients == "pcgrad" and self.micro_batch_size is not None:
+            raise ValueError(
+                f"task_gradients=pcgrad compares gradients over a whole minibatch, which "
+                f"micro_batch_size={self.micro_batch_size} divides; leave micro_batch_size out and "
+                f"lower minibatch_size, or take task_gradients=sum"
+            )
+        return self
 
 
 class PPOConfig(ClipConfig):

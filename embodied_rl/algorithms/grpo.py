@@ -15,11 +15,11 @@ from torch import Tensor
 
 from embodied_rl.algorithms.actor import actor_loss, judge, losses_by_task
 from embodied_rl.algorithms.config import GRPOConfig
+from embodied_rl.algorithms.micro import accumulate, added, micro_batches, whole_of
 from embodied_rl.algorithms.steps import (
     Reference,
+    add_without_conflicts,
     after_update,
-    descend,
-    descend_without_conflicts,
     mean,
     means,
     minibatches,
@@ -28,6 +28,7 @@ from embodied_rl.algorithms.steps import (
     require_ratio_one,
     schedule,
     scored_steps,
+    step_with_gradients,
 )
 from embodied_rl.contracts import Policy
 from embodied_rl.maths.advantages import episode_weights, group_advantage
@@ -117,21 +118,25 @@ class GRPO:
 
     def _step(self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool) -> dict[str, float]:
         config = self.config
-        judged = judge(config, self.policy, self.reference, batch, rows, advantage[rows])
-        gate = {}
-        if first:
-            gate["first_log_ratio"] = require_ratio_one(judged.change, config.ratio_tolerance)
-        actor = actor_loss(config, judged)
-        limit = config.max_grad_norm
-        if config.task_gradients == "pcgrad":
-            losses = losses_by_task(config, judged, batch.task[rows])
-            norms = descend_without_conflicts(
-                self.optimizer, losses, None, limit, self.policy, self._conflicts
-            )
-        else:
-            norms = descend(self.optimizer, actor.loss, limit, self.policy)
-        values = actor.curves | {"grad_norm": norms[0]}
-        return {name: float(value.detach()) for name, value in values.items()} | gate
+        whole = whole_of(config, self.policy, batch, rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        found: list[dict[str, float]] = []
+        gate: dict[str, float] = {}
+        for part in micro_batches(len(rows), config.micro_batch_size):
+            own = rows[part]
+            judged = judge(config, self.policy, self.reference, batch, own, advantage[own], whole)
+            if first:
+                ratio = require_ratio_one(judged.change, config.ratio_tolerance)
+                gate["first_log_ratio"] = max(ratio, gate.get("first_log_ratio", 0.0))
+            actor = actor_loss(config, judged)
+            if config.task_gradients == "pcgrad":
+                losses = losses_by_task(config, judged, batch.task[own])
+                add_without_conflicts(losses, None, self.policy, self._conflicts)
+            else:
+                accumulate(actor.loss)
+            found.append({name: float(value.detach()) for name, value in actor.curves.items()})
+        norms = step_with_gradients(self.optimizer, config.max_grad_norm, self.policy)
+        return added(found) | gate | {"grad_norm": float(norms[0])}
 
     def state_dict(self) -> dict[str, Any]:
         """The optimiser's state."""

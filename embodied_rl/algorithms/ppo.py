@@ -16,14 +16,14 @@ from torch import Tensor
 from embodied_rl.algorithms.actor import actor_loss, judge, losses_by_task
 from embodied_rl.algorithms.config import PPOConfig
 from embodied_rl.algorithms.critic import Critic, PopArt, estimate
+from embodied_rl.algorithms.micro import accumulate, added, micro_batches, whole_of
 from embodied_rl.algorithms.stale import View, fresh, seen_again
 from embodied_rl.algorithms.steps import (
     NonFinite,
     RatioError,
     Reference,
+    add_without_conflicts,
     after_update,
-    descend,
-    descend_without_conflicts,
     epochs_of,
     mean,
     means,
@@ -31,8 +31,9 @@ from embodied_rl.algorithms.steps import (
     require_ratio_level,
     require_ratio_one,
     schedule,
+    step_with_gradients,
 )
-from embodied_rl.contracts import Policy
+from embodied_rl.contracts import Estimate, Evaluation, Policy
 from embodied_rl.maths.advantages import (
     chunk_reward,
     explained_variance,
@@ -115,7 +116,8 @@ class PPO:
         epochs = epochs_of(batch.valid, config.minibatch_size, config.epochs, self.seed, iteration)
         for epoch, parts in enumerate(epochs):
             if epoch and config.advantages == "vtrace":
-                view = seen_again(self.policy, batch, config.minibatch_size, config.scored_steps)
+                size = config.micro_batch_size or config.minibatch_size
+                view = seen_again(self.policy, batch, size, config.scored_steps)
                 advantage, target = self.advantages(batch, view)
             if only_critic:
                 history += [self._critic_step(batch, target, rows) for rows in parts]
@@ -189,42 +191,50 @@ class PPO:
         weight = advantage[rows]
         if config.normalise_advantages == "minibatch":
             weight = normalise(weight, torch.ones_like(weight, dtype=torch.bool))
-        judged = judge(config, self.policy, self.reference, batch, rows, weight)
-        further = self.critic.curves(judged.seen, target[rows])
-        if first:
-            ratio = require_ratio_one(judged.change, config.ratio_tolerance)
-            further["first_log_ratio"] = ratio
-        actor = actor_loss(config, judged)
-        critic = self.critic.loss(judged.seen, target[rows], batch.task[rows])
-        value_part = config.value_coefficient * critic
-        if config.task_gradients == "pcgrad":
-            losses = losses_by_task(config, judged, batch.task[rows])
-            norms = descend_without_conflicts(
-                self.optimizer,
-                losses,
-                value_part,
-                config.max_grad_norm,
-                self.policy,
-                self._conflicts,
-            )
-        else:
-            norms = self._descend(actor.loss + value_part)
-        values = actor.curves | {
-            "value_loss": critic,
-            "grad_norm": norms[0],
-            "value_grad_norm": norms[1],
-        }
-        return {name: float(value.detach()) for name, value in values.items()} | further
+        whole = whole_of(config, self.policy, batch, rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        found: list[dict[str, float]] = []
+        gate: dict[str, float] = {}
+        for part in micro_batches(len(rows), config.micro_batch_size):
+            own, share = rows[part], len(part) / len(rows)
+            judged = judge(config, self.policy, self.reference, batch, own, weight[part], whole)
+            if first:
+                ratio = require_ratio_one(judged.change, config.ratio_tolerance)
+                gate["first_log_ratio"] = max(ratio, gate.get("first_log_ratio", 0.0))
+            actor = actor_loss(config, judged)
+            critic = share * self.critic.loss(judged.seen, target[own], batch.task[own])
+            value_part = config.value_coefficient * critic
+            if config.task_gradients == "pcgrad":
+                losses = losses_by_task(config, judged, batch.task[own])
+                add_without_conflicts(losses, value_part, self.policy, self._conflicts)
+            else:
+                accumulate(actor.loss + value_part)
+            values = actor.curves | {"value_loss": critic}
+            found.append({name: float(value.detach()) for name, value in values.items()})
+            found[-1] |= self._critic_curves(judged.seen, target[own], share)
+        norms = step_with_gradients(self.optimizer, config.max_grad_norm, self.policy)
+        return added(found) | gate | _named(norms)
 
     def _critic_step(self, batch: Batch, target: Tensor, rows: Tensor) -> dict[str, float]:
-        found = estimate(self.policy, batch.observation.select(rows))
-        critic = self.critic.loss(found, target[rows], batch.task[rows])
-        norms = self._descend(self.config.value_coefficient * critic)
-        values = {"value_loss": float(critic.detach()), "value_grad_norm": float(norms[1])}
-        return values | self.critic.curves(found, target[rows])
+        config = self.config
+        self.optimizer.zero_grad(set_to_none=True)
+        found: list[dict[str, float]] = []
+        for part in micro_batches(len(rows), config.micro_batch_size):
+            own, share = rows[part], len(part) / len(rows)
+            seen = estimate(self.policy, batch.observation.select(own))
+            critic = share * self.critic.loss(seen, target[own], batch.task[own])
+            accumulate(config.value_coefficient * critic)
+            found.append({"value_loss": float(critic.detach())})
+            found[-1] |= self._critic_curves(seen, target[own], share)
+        norms = step_with_gradients(self.optimizer, config.max_grad_norm, self.policy)
+        return added(found) | {"value_grad_norm": float(norms[1])}
 
-    def _descend(self, loss: Tensor) -> list[Tensor]:
-        return descend(self.optimizer, loss, self.config.max_grad_norm, self.policy)
+    def _critic_curves(
+        self, seen: Estimate | Evaluation, target: Tensor, share: float
+    ) -> dict[str, float]:
+        """What a part of a minibatch, of this share, adds to the critic's curves."""
+        curves = self.critic.curves(seen, target)
+        return {name: share * value for name, value in curves.items()}
 
     def _set_learning_rates(self) -> None:
         factor = schedule(self.config.learning_rate_schedule, self.progress)
@@ -244,6 +254,11 @@ class PPO:
         self.optimizer.load_state_dict(state)
         if isinstance(self.critic, PopArt):
             self.critic.load_state_dict(state["critic"])
+
+
+def _named(norms: list[Tensor]) -> dict[str, float]:
+    """Norms of the policy's and of the value's gradients."""
+    return {"grad_norm": float(norms[0]), "value_grad_norm": float(norms[1])}
 
 
 def _recent_kl(history: list[dict[str, float]], window: int = 8) -> float:

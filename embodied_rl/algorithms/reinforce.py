@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.config import REINFORCEConfig
+from embodied_rl.algorithms.micro import accumulate, micro_batches
 from embodied_rl.algorithms.steps import (
-    NonFinite,
     Reference,
     after_update,
     means,
@@ -84,12 +84,11 @@ class REINFORCE:
         self.optimizer.zero_grad(set_to_none=True)
         history: list[dict[str, float]] = []
         for rows in minibatches(batch.valid, config.minibatch_size, 1, self.seed, iteration):
-            loss, values = self._loss(batch, advantage, rows, first=not history)
-            if not torch.isfinite(loss):
-                raise NonFinite(f"the loss is {loss.item()}; lower the learning rate")
             # Minibatches only save memory: together they are the gradient of the whole batch.
-            loss.backward()  # type: ignore[no-untyped-call]
-            history.append(values)
+            for part in micro_batches(len(rows), config.micro_batch_size):
+                loss, values = self._loss(batch, advantage, rows[part], first=not history)
+                accumulate(loss)
+                history.append(values)
         found = means(history) | {"learning_rate": rate, "num_updates": float(bool(history))}
         if history:
             norms = step_with_gradients(self.optimizer, config.max_grad_norm, self.policy)

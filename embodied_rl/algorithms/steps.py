@@ -51,32 +51,16 @@ def epochs_of(
         yield order.to(valid.device).tensor_split(count)
 
 
-def descend(
-    optimizer: torch.optim.Optimizer, loss: Tensor, max_grad_norm: float, policy: Any
-) -> list[Tensor]:
-    """One optimiser step; the gradient norm of each parameter group before it was scaled down.
+def add_without_conflicts(
+    losses: Sequence[Tensor], rest: Tensor | None, policy: Policy, generator: torch.Generator
+) -> None:
+    """Add the gradients of the tasks' losses, with conflicts between their gradients of the
+    policy's parameters projected away (PCGrad), and those of the rest of the loss.
 
-    Raises `NonFinite` naming the loss or the first parameter with a bad gradient.
+    Raises `NonFinite` naming the loss.
     """
-    optimizer.zero_grad(set_to_none=True)
-    _require_finite(loss)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return step_with_gradients(optimizer, max_grad_norm, policy)
-
-
-def descend_without_conflicts(
-    optimizer: torch.optim.Optimizer,
-    losses: Sequence[Tensor],
-    rest: Tensor | None,
-    max_grad_norm: float,
-    policy: Policy,
-    generator: torch.Generator,
-) -> list[Tensor]:
-    """`descend` on the tasks' losses, with conflicts between their gradients of the policy's
-    parameters projected away (PCGrad), and on the rest of the loss."""
-    optimizer.zero_grad(set_to_none=True)
     for loss in losses if rest is None else [*losses, rest]:
-        _require_finite(loss)
+        require_finite(loss)
     parameters = [p for p in policy.policy_parameters() if p.requires_grad]
     gradients = torch.stack([_flat_gradient(loss, parameters) for loss in losses])
     if rest is not None:
@@ -86,7 +70,6 @@ def descend_without_conflicts(
     for parameter, part in zip(parameters, parts, strict=True):
         own = part.view_as(parameter)
         parameter.grad = own if parameter.grad is None else parameter.grad + own
-    return step_with_gradients(optimizer, max_grad_norm, policy)
 
 
 def order_of_conflicts(seed: int, iteration: int) -> torch.Generator:
@@ -103,7 +86,8 @@ def _flat_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def _require_finite(loss: Tensor) -> None:
+def require_finite(loss: Tensor) -> None:
+    """Raise `NonFinite` if a loss is not."""
     if not torch.isfinite(loss):
         raise NonFinite(f"the loss is {loss.item()}; lower the learning rate or raise max_kl")
 
@@ -111,7 +95,10 @@ def _require_finite(loss: Tensor) -> None:
 def step_with_gradients(
     optimizer: torch.optim.Optimizer, max_grad_norm: float, policy: Any
 ) -> list[Tensor]:
-    """Clip the gradients that are there and step; the norms before, as `descend` returns them."""
+    """Clip the gradients that are there and step; the norm of each parameter group before.
+
+    Raises `NonFinite` naming the first parameter with a bad gradient.
+    """
     norms = [clip_grad_norm_(group["params"], max_grad_norm) for group in optimizer.param_groups]
     if not all(map(torch.isfinite, norms)):
         raise NonFinite(f"{_first_bad_gradient(policy)} has a gradient that is not finite")

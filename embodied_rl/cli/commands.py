@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied_rl import catalogue
 from embodied_rl.cli import best_of
+from embodied_rl.cli import plan as plans
 from embodied_rl.config import GROUPS, Config, ConfigError, load
 from embodied_rl.run_config import RolloutConfig, RunConfig
 
@@ -22,10 +23,37 @@ type Answer = tuple[str, Any]
 def train(given: argparse.Namespace) -> Answer:
     """`embodied-rl train`."""
     config = load(RunConfig, given.config, given.overrides)
+    if given.dry_run and given.resume:
+        raise ConfigError("--dry-run begins anew and leaves nothing behind; leave out --resume")
+    if given.dry_run:
+        return _dry_run(config, None if given.force else plans.require_memory(config))
     from embodied_rl.training.loop import train as run
 
-    result = run(config, given.resume)
+    watch = {} if given.force else {"watch": plans.watch(config)}
+    result = run(config, given.resume, **watch)
     return f"{result.line}\neverything is in {config.directory}", result.summary
+
+
+def _dry_run(config: RunConfig, memory: str | None) -> Answer:
+    from embodied_rl.training.dry_run import dry_run
+
+    found = dry_run(config)
+    checked = found.checked if memory is None else [memory, *found.checked]
+    changes = [f"  {name}={new} instead of {old}" for name, (old, new) in found.changes.items()]
+    lines = ["options of the dry run:", *changes]
+    lines += ["checked:", *(f"  {text}" for text in checked)]
+    lines.append(
+        f"the dry run passed in {found.seconds:.0f} s: {len(checked)} checks of simulator, policy, "
+        f"learning, evaluation and checkpoint, as listed above; nothing is left of it on disk"
+    )
+    shrunk = {name: {"from": old, "to": new} for name, (old, new) in found.changes.items()}
+    data = {"ok": True, "shrunk": shrunk, "checked": checked, "seconds": round(found.seconds, 1)}
+    return "\n".join(lines), data
+
+
+def plan(given: argparse.Namespace) -> Answer:
+    """`embodied-rl plan`."""
+    return plans.plan(load(RunConfig, given.config, given.overrides))
 
 
 def imitate(given: argparse.Namespace) -> Answer:
@@ -35,7 +63,8 @@ def imitate(given: argparse.Namespace) -> Answer:
         raise ConfigError(f"{given.config} sets no demonstrations and no imitation")
     from embodied_rl.training.loop import imitate_only
 
-    result = imitate_only(config, given.resume)
+    watch = {} if given.force else {"watch": plans.watch(config, reinforces=False)}
+    result = imitate_only(config, given.resume, **watch)
     return f"{result.line}\nthe policy is {config.directory}/policies/start", result.summary
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from embodied_rl import __version__
+from embodied_rl import __version__, shrunk
 from embodied_rl.cli import best_of, commands
 from embodied_rl.config import ConfigError
 
@@ -107,9 +107,25 @@ def _config_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def _train_arguments(sub: argparse.ArgumentParser) -> None:
+def _run_arguments(sub: argparse.ArgumentParser) -> None:
     _config_arguments(sub)
     sub.add_argument("--resume", action="store_true", help="go on with the run of this name")
+    sub.add_argument(
+        "--force",
+        action="store_true",
+        help="begin without the look at the memory that it will need (embodied-rl plan)",
+    )
+
+
+def _train_arguments(sub: argparse.ArgumentParser) -> None:
+    _run_arguments(sub)
+    sub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="go through all phases with the real simulator and policy and next to no work, say "
+        "whether that passed, and leave nothing behind. It takes these options: "
+        f"{shrunk.in_words()}",
+    )
 
 
 def _collect_arguments(sub: argparse.ArgumentParser) -> None:
@@ -184,9 +200,15 @@ _COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], s
         "imitate, improve by reinforcement learning, evaluate before and after",
         "embodied-rl train configs/quickstart.yaml name=mine seed=1 policy.denoise_steps=8",
     ),
+    "plan": (
+        commands.plan,
+        _config_arguments,
+        "how much memory a run will need, when and where, and whether this machine has it",
+        "embodied-rl plan configs/quickstart_rgb.yaml algorithm.minibatch_size=1024",
+    ),
     "imitate": (
         commands.imitate,
-        _train_arguments,
+        _run_arguments,
         "demonstrations and imitation alone, with a closed-loop check at the end",
         "embodied-rl imitate configs/quickstart.yaml name=imitated demonstrations.episodes=100",
     ),

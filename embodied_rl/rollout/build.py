@@ -23,10 +23,17 @@ def build_simulator(
     """
     if simulator.batched:
         return BatchedSimulator(simulator.build_batch(rollout.num_slots, device))
-    num_workers = rollout.num_workers
-    if num_workers is None:
-        num_workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS, rollout.num_slots)
+    num_workers = num_workers_of(simulator, rollout)
     if num_workers == 0:
         environments = [simulator.build_environment() for _ in range(rollout.num_slots)]
         return InlineSimulator(environments, chunk)
     return SimulatorPool(simulator, num_workers, chunk, rollout)
+
+
+def num_workers_of(simulator: Any, rollout: RolloutConfig) -> int:
+    """Worker processes that the simulator will run in; 0 if it runs in this one."""
+    if simulator.batched:
+        return 0
+    if rollout.num_workers is None:
+        return min(len(os.sched_getaffinity(0)), _MOST_WORKERS, rollout.num_slots)
+    return rollout.num_workers

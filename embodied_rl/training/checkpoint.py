@@ -33,7 +33,7 @@ class CheckpointStore:
         with new_folder(path) as folder:
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             save_file(plain, folder / _TENSORS)
-            digest = hashlib.sha256((folder / _TENSORS).read_bytes()).hexdigest()
+            digest = _digest_of_file(folder / _TENSORS)
             content = {"sha256": digest, "state_sha256": _digest(state), "step": step}
             write_json(folder / _STATE, {**content, "state": state})
         self._drop_superseded(step)
@@ -44,8 +44,7 @@ class CheckpointStore:
         for path in reversed(self._steps()):
             try:
                 data = json.loads((path / _STATE).read_text())
-                content = (path / _TENSORS).read_bytes()
-                if hashlib.sha256(content).hexdigest() != data["sha256"]:
+                if _digest_of_file(path / _TENSORS) != data["sha256"]:
                     raise ValueError("its tensors do not match their checksum")
                 if _digest(data["state"]) != data["state_sha256"]:
                     raise ValueError("its state does not match its checksum")
@@ -78,6 +77,12 @@ class CheckpointStore:
 
 def _step_of(path: Path) -> int:
     return int(path.name[len("step_") :])
+
+
+def _digest_of_file(path: Path) -> str:
+    # Piece by piece: a checkpoint may be a large part of the memory.
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(state: dict[str, Any]) -> str:

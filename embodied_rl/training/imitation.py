@@ -151,22 +151,33 @@ class Imitation:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        observation, actions, valid = batch
-        loss = self._policy.imitation_loss(
-            observation.to(self._device),
-            actions.to(self._device),
-            valid.to(self._device),
-            self._noise,
-        )
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._add_gradients(batch)
         norm = clip_grad_norm_(self._parameters, config.max_grad_norm)
         self._require_finite(loss, norm)
         self._optimizer.step()
         self._step += 1
         _move_average(self._average, self._parameters, config.ema_decay, self._step)
-        self._recent = [*self._recent[-99:], float(loss.detach())]
+        self._recent = [*self._recent[-99:], float(loss)]
         return {"loss": self._recent[-1], "learning_rate": rate, "grad_norm": float(norm)}
+
+    def _add_gradients(self, batch: Batch) -> Tensor:
+        """The loss of a batch, a mean over its control steps, and its gradients: part by part, each
+        part adding what its steps are worth."""
+        observation, actions, valid = batch
+        count, most = len(actions), self._config.micro_batch_size
+        total = torch.zeros((), device=self._device)
+        for rows in torch.arange(count).tensor_split(1 if most is None else -(-count // most)):
+            loss = self._policy.imitation_loss(
+                observation.select(rows).to(self._device),
+                actions[rows].to(self._device),
+                valid[rows].to(self._device),
+                self._noise,
+            )
+            loss = loss * float(valid[rows].sum() / valid.sum().clamp_min(1))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
 
     def _require_finite(self, loss: Tensor, norm: Tensor) -> None:
         if torch.isfinite(loss) and torch.isfinite(norm):

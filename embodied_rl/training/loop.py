@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from embodied_rl.contracts import Simulator
+from embodied_rl.contracts import Policy, Simulator
 from embodied_rl.evaluation.evaluate import EvaluationSummary
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RunConfig
@@ -22,7 +24,7 @@ from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.reinforcement import reinforce
 from embodied_rl.training.report import write_report
 from embodied_rl.training.run import Run
-from embodied_rl.training.start import starting_policy
+from embodied_rl.training.start import Make, starting_policy
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,24 @@ class TrainResult:
     summary: dict[str, Any]
 
 
-def train(config: RunConfig, resume: bool = False) -> TrainResult:
+type Watch = Callable[[Simulator, str, Make], Policy]
+"""Makes a run's policy for a simulator and a device, and may refuse it."""
+
+
+def _unwatched(simulator: Simulator, device: str, make: Make) -> Policy:
+    return make()
+
+
+def train(config: RunConfig, resume: bool = False, watch: Watch = _unwatched) -> TrainResult:
     """Imitate, improve by reinforcement learning, evaluate before and after."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
-        device = _device(config)
-        simulator = _simulator(config)
+        device = device_of(config)
+        simulator = simulator_of(config)
         try:
             require_fit(config, simulator.spec)
-            policy = starting_policy(run, simulator.spec, device, stop)
+            made = partial(watch, simulator, device)
+            policy = starting_policy(run, simulator.spec, device, stop, made)
             before = measure(run, simulator, "start", device)
             env_steps = reinforce(run, simulator, policy, device, stop)
             after = measure(run, simulator, "final", device)
@@ -50,22 +61,24 @@ def train(config: RunConfig, resume: bool = False) -> TrainResult:
         return _finish(run, before, after, env_steps, time.monotonic() - began)
 
 
-def imitate_only(config: RunConfig, resume: bool = False) -> TrainResult:
+def imitate_only(config: RunConfig, resume: bool = False, watch: Watch = _unwatched) -> TrainResult:
     """Demonstrations, imitation and the closed-loop check."""
     began = time.monotonic()
     with Run(config, resume) as run, StopSignal() as stop:
-        device = _device(config)
-        simulator = _simulator(config)
+        device = device_of(config)
+        simulator = simulator_of(config)
         try:
             require_fit(config, simulator.spec, reinforces=False)
-            starting_policy(run, simulator.spec, device, stop)
+            made = partial(watch, simulator, device)
+            starting_policy(run, simulator.spec, device, stop, made)
             before = measure(run, simulator, "start", device)
         finally:
             simulator.close()
         return _finish(run, before, None, 0, time.monotonic() - began)
 
 
-def _device(config: RunConfig) -> str:
+def device_of(config: RunConfig) -> str:
+    """Where the networks of a run are; ValueError if it asks for a GPU that is not there."""
     if config.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -76,9 +89,10 @@ def _device(config: RunConfig) -> str:
     return config.device
 
 
-def _simulator(config: RunConfig) -> Simulator:
+def simulator_of(config: RunConfig) -> Simulator:
+    """The running simulator of a run, to be closed."""
     chunk: Any = getattr(config.policy, "chunk", 1)
-    return build_simulator(config.simulator, config.rollout, chunk, _device(config))
+    return build_simulator(config.simulator, config.rollout, chunk, device_of(config))
 
 
 def _finish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,35 @@ from embodied_rl.training.demonstrations import Demonstrations, load
 from embodied_rl.training.imitation import Imitation
 from embodied_rl.training.interrupt import StopSignal
 from embodied_rl.training.lerobot_folder import demonstrations_folder
-from embodied_rl.training.policy_folder import load_policy, save_policy
+from embodied_rl.training.policy_folder import extra_in, load_policy, save_policy
 from embodied_rl.training.progress import ProgressLine
 from embodied_rl.training.recording import record
 from embodied_rl.training.run import Run
 
+type Make = Callable[[], Policy]
+type Watch = Callable[[Make], Policy]
+"""Calls what makes a policy and returns it; it may look at the policy, and raise."""
 
-def starting_policy(run: Run, spec: SimulatorSpec, device: str, stop: StopSignal) -> Policy:
-    """The run's `start` policy: found in the run, given, imitated, or new with random weights."""
+
+def starting_policy(
+    run: Run, spec: SimulatorSpec, device: str, stop: StopSignal, watch: Watch
+) -> Policy:
+    """The run's `start` policy: found in the run, given, imitated, or new with random weights.
+
+    It is made under the eyes of `watch`, before anything that takes long.
+    """
     folder = run.policy_folder("start")
-    if not folder.exists():
-        policy, value_discount = _make(run, spec, device, stop)
-        save_policy(policy, run.config.policy, folder, extra_of(run, value_discount))
-    loaded = load_policy(folder, device)
-    loaded.contract.require_equal(spec.contract, "the policy", "the simulator")
-    return loaded.policy
+
+    def load_start() -> Policy:
+        loaded = load_policy(folder, device)
+        loaded.contract.require_equal(spec.contract, "the policy", "the simulator")
+        return loaded.policy
+
+    if folder.exists():
+        return watch(load_start)
+    policy, value_discount = _make(run, spec, device, stop, watch)
+    save_policy(policy, run.config.policy, folder, extra_of(run, value_discount))
+    return load_start()
 
 
 def extra_of(run: Run, value_discount: float | None = None) -> dict[str, Any]:
@@ -43,23 +58,25 @@ def extra_of(run: Run, value_discount: float | None = None) -> dict[str, Any]:
 
 
 def _make(
-    run: Run, spec: SimulatorSpec, device: str, stop: StopSignal
+    run: Run, spec: SimulatorSpec, device: str, stop: StopSignal, watch: Watch
 ) -> tuple[Policy, float | None]:
     """With the discount of its value (`extra_of`)."""
     config = run.config
     if config.initial_policy:
-        loaded = load_policy(config.initial_policy, device, config.policy)
-        loaded.contract.require_equal(
-            spec.contract, f"the policy {config.initial_policy}", "the simulator"
-        )
-        return loaded.policy, loaded.extra.get("value_discount")
+        path = config.initial_policy
+
+        def given() -> Policy:
+            loaded = load_policy(path, device, config.policy)
+            loaded.contract.require_equal(spec.contract, f"the policy {path}", "the simulator")
+            return loaded.policy
+
+        return watch(given), extra_in(path).get("value_discount")
     torch.manual_seed(config.seed)
     build: Any = config.policy
-    policy: Any = build.build(spec.contract).to(device)
+    policy = watch(lambda: build.build(spec.contract).to(device))
     if config.demonstrations and config.imitation:
         _imitate(run, policy, spec, config.demonstrations, config.imitation, device, stop)
-    made: Policy = policy
-    return made, None
+    return policy, None
 
 
 def _imitate(

@@ -110,8 +110,11 @@ def test_examples_are_accepted(command: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trian"], "no command is called 'trian'; did you mean 'train'?; known: train, imitate"),
-        (["xyz"], "no command is called 'xyz'; known: train, imitate"),
+        (
+            ["trian"],
+            "no command is called 'trian'; did you mean 'train'?; known: train, plan, imitate",
+        ),
+        (["xyz"], "no command is called 'xyz'; known: train, plan, imitate"),
         (["train"], "the following arguments are required: config"),
         (["train", QUICKSTART, "--fast"], "unknown argument '--fast'"),
         (["report", "runs/x", "seed=1"], "unknown argument 'seed=1'"),

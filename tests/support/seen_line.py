@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from line_world import Line, LineConfig
 
 class SeenLineConfig(LineConfig):
     """The line with this many cameras."""
+
+    type: Literal["line", "seen_line"] = "line"  # type: ignore[assignment]
 
     cameras: int = 1
     gives_images: bool = True

@@ -1,0 +1,1 @@
+"""How much memory a run will take, before it starts."""
