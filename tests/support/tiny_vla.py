@@ -122,13 +122,15 @@ def write_checkpoint(
     statistics: bool = True,
     seed: int = 0,
     size: PiSize = TINY,
+    patch: int = 16,
     **options: Any,
 ) -> Path:
-    """A checkpoint with processors, tokenizer and random weights that depend on everything."""
+    """A checkpoint with processors, tokenizer and random weights that depend on everything.
+    SmolVLA sees patches of `patch` x `patch` pixels."""
     from lerobot.configs import FeatureType, PolicyFeature
     from lerobot.policies.factory import make_pre_post_processors
 
-    tokenizer = _write_tokenizer(kind, folder.with_name(f"{folder.name}_words"))
+    tokenizer = _write_tokenizer(kind, folder.with_name(f"{folder.name}_words"), patch)
     image = contract.cameras[0].height
     inputs = {
         f"observation.images.{camera.name}": PolicyFeature(FeatureType.VISUAL, (3, image, image))
@@ -264,9 +266,9 @@ def known_statistics(contract: Contract) -> dict[str, dict[str, Tensor]]:
     return {"observation.state": of(contract.state_dim), "action": of(contract.action_dim)}
 
 
-def _write_tokenizer(kind: str, folder: Path) -> Path:
+def _write_tokenizer(kind: str, folder: Path, patch: int) -> Path:
     if kind == "smolvla":
-        _write_smolvlm(folder)
+        _write_smolvlm(folder, patch)
     else:
         _byte_pairs(("<pad>", "<eos>", "<bos>", "<unk>"), ()).save_pretrained(folder)
     return folder
@@ -294,7 +296,7 @@ def _byte_pairs(special: Sequence[str], extra: Sequence[str], **options: Any) ->
     return PreTrainedTokenizerFast(tokenizer_object=made, **names, **options)
 
 
-def _write_smolvlm(folder: Path) -> None:
+def _write_smolvlm(folder: Path, patch: int) -> None:
     """What SmolVLA looks up by name: configuration and processor of its vision-language model."""
     from transformers import (
         SmolVLMConfig,
@@ -334,7 +336,7 @@ def _write_smolvlm(folder: Path) -> None:
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "image_size": 64,
-            "patch_size": 16,
+            "patch_size": patch,
         },
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
@@ -349,7 +351,8 @@ def _write_smolvlm(folder: Path) -> None:
         video_processor=SmolVLMVideoProcessor(
             size=edge, max_image_size=edge, num_frames=4, fps=1, video_sampling=video
         ),
-        image_seq_len=4,
+        # Four neighbouring patches make one token.
+        image_seq_len=(32 // patch) ** 2,
     )
     processor.save_pretrained(folder)
 
