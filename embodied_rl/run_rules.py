@@ -42,12 +42,14 @@ def _demonstrated_tasks_are_the_tasks(run: RunConfig) -> None:
 
 def _several_tasks_are_told_apart(run: RunConfig) -> None:
     tasks: Any = getattr(run.simulator, "task", "")
-    reads: Any = getattr(run.policy, "instruction_size", None)
-    if not isinstance(tasks, str) and len(tasks) > 1 and reads == 0:
-        raise ValueError(
-            f"policy.instruction_size=0 reads no instruction, so the policy could not tell "
-            f"{', '.join(tasks)} apart; set it, to 32 for example"
-        )
+    if isinstance(tasks, str) or len(tasks) < 2:
+        return
+    for option, such_as in (("instruction_size", 32), ("max_instruction_bytes", 64)):
+        if getattr(run.policy, option, such_as) == 0:
+            raise ValueError(
+                f"policy.{option}=0 reads no instruction, so the policy could not tell "
+                f"{', '.join(tasks)} apart; set it, to {such_as} for example"
+            )
 
 
 def _exploration_has_what_is_weighed(run: RunConfig) -> None:

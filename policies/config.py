@@ -73,9 +73,30 @@ class FlowConfig(Config):
                 f"noise_std={list(self.noise_std)} must be two rising positive numbers, such as "
                 f"[0.08, 0.16]"
             )
-        if self.chain_log_prob == "mean" and self.exploration != "flow_noise":
-            raise ValueError("chain_log_prob=mean belongs to exploration=flow_noise")
+        for name, owner in _BELONGS_TO.items():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and self.exploration != owner:
+                raise ValueError(
+                    f"{name}={value} belongs to exploration={owner} and would do nothing with "
+                    f"exploration={self.exploration}; leave it out"
+                )
+        if self.exploration == "fpo" and self.final_noise != 1.0:
+            raise ValueError(
+                f"final_noise={self.final_noise} anneals exploration noise, and exploration=fpo "
+                f"has none; leave it out"
+            )
         return self
+
+
+_BELONGS_TO = {
+    "noise_level": "flow_sde",
+    "stochastic_steps": "flow_sde",
+    "skip_last_step": "flow_sde",
+    "noise_std": "flow_noise",
+    "chain_log_prob": "flow_noise",
+    "fpo_samples": "fpo",
+}
+"""Options of FlowConfig that one kind of exploration reads."""
 
 
 class FlowMLPConfig(FlowConfig, ValueConfig):
@@ -106,8 +127,9 @@ class PrefixConfig(ValueConfig):
     num_heads: int = Field(4, ge=1)
     patch_size: int = Field(8, ge=2)
     """Side of an image patch in pixels; it divides the images' height and width."""
-    max_instruction_bytes: int = Field(48, ge=8)
-    """Instructions are read as UTF-8 bytes and cut here."""
+    max_instruction_bytes: int = Field(64, ge=0)
+    """Instructions are read as UTF-8 bytes, and longer ones refused; 0 does not read them. Several
+    tasks need them."""
     value_hidden_size: int = Field(128, ge=8)
 
     @model_validator(mode="after")

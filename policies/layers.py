@@ -99,7 +99,8 @@ class TimeEmbedding(nn.Module):
 
 
 class WordBag(nn.Module):
-    """An instruction as the mean of learned vectors of its words: enough to tell tasks apart.
+    """An instruction as the mean of learned vectors of its words and of pairs of neighbours, which
+    tell `a on b` from `b on a`: enough to tell tasks apart.
 
     Words meet their vectors through a hash, so no vocabulary has to be known.
     """
@@ -111,7 +112,7 @@ class WordBag(nn.Module):
     def forward(self, instructions: tuple[str, ...]) -> Tensor:
         """Features [B, size] of B instructions; zeros for an empty one."""
         different = list(dict.fromkeys(instructions))
-        words = [text.lower().split() for text in different]
+        words = [_words_and_pairs(text) for text in different]
         count = self.vectors.num_embeddings
         device = self.vectors.weight.device
         # Not Python's hash, which differs from process to process.
@@ -123,6 +124,11 @@ class WordBag(nn.Module):
         )
         rows = [different.index(text) for text in instructions]
         return features[torch.tensor(rows, dtype=torch.long, device=device)]
+
+
+def _words_and_pairs(text: str) -> list[str]:
+    words = text.lower().split()
+    return [*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))]
 
 
 def require_observation(contract: Contract, observation: Observation) -> None:

@@ -40,6 +40,7 @@ class PrefixEncoder(nn.Module):
                 nn.Conv2d(width // 2, width, self._patch // 2, stride=self._patch // 2),
             )
             self.positions[camera.name] = nn.Parameter(0.02 * torch.randn(count, width))
+        # Bytes of an instruction that is not read have no weights.
         self._num_bytes = config.max_instruction_bytes
         self.bytes = nn.Embedding(_NUM_BYTES, width)
         self.byte_positions = nn.Parameter(0.02 * torch.randn(self._num_bytes, width))
@@ -72,12 +73,20 @@ class PrefixEncoder(nn.Module):
 
     def _bytes(self, instructions: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
         """UTF-8 bytes [B, length] and which are real; a batch often repeats few sentences."""
-        encoded = {text: list(text.encode()[: self._num_bytes]) for text in set(instructions)}
-        rows = [encoded[text] for text in instructions]
+        read = instructions if self._num_bytes else ("",) * len(instructions)
+        encoded = {text: list(text.encode()) for text in set(read)}
+        for text, found in encoded.items():
+            if len(found) > self._num_bytes:
+                raise ValueError(
+                    f"the instruction {text!r} has {len(found)} bytes, and this policy reads "
+                    f"{self._num_bytes}; train one with policy.max_instruction_bytes={len(found)} "
+                    f"or more"
+                )
+        rows = [encoded[text] for text in read]
         padded = [row + [0] * (self._num_bytes - len(row)) for row in rows]
         lengths = torch.tensor([len(row) for row in rows], device=device)
         real = torch.arange(self._num_bytes, device=device) < lengths[:, None]
-        return torch.tensor(padded, device=device), real
+        return torch.tensor(padded, dtype=torch.long, device=device), real
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.config import ClipConfig
-from embodied_rl.algorithms.steps import Reference, ratios
+from embodied_rl.algorithms.steps import Reference, ratios, scored_steps
 from embodied_rl.contracts import Evaluation, Policy
 from embodied_rl.maths.losses import (
     clipped_policy_loss,
@@ -30,7 +30,7 @@ class Judged:
     mask: Tensor
     """bool: which of its entries count."""
     steps: Tensor
-    """bool [n, H]: control steps that were executed."""
+    """bool [n, H]: control steps that count."""
     advantage: Tensor
     """In the shape of `change`."""
     reference: Tensor | None
@@ -57,8 +57,9 @@ def judge(
     trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
     observation = batch.observation.select(rows)
     seen = policy.evaluate(observation, trace)
-    steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
-    change, mask = ratios(seen, batch, rows, config.ratio_level)
+    scored = scored_steps(batch, config.scored_steps)[rows]
+    steps = executed_mask(scored, seen.log_prob.shape[1])
+    change, mask = ratios(seen, batch, rows, scored, config.ratio_level)
     known = reference.log_prob(observation, trace) if reference else None
     return Judged(seen, change, mask, steps, per_ratio(advantage, change), known)
 

@@ -25,6 +25,11 @@ class UpdateConfig(Config):
     """Decisions that are evaluated at once, and per gradient step where there are several."""
     max_grad_norm: float = Field(1.0, gt=0.0)
     """Gradients (those of a value head apart) are scaled down to this norm."""
+    scored_steps: Literal["executed", "all"] = "executed"
+    """Where an episode ends within a chunk: score its executed steps alone, as the papers do, or
+    all steps. A flow policy denoises a chunk as a whole, so the noise of later steps has shaped the
+    executed ones: `all` is its exact policy gradient, with more variance, and `executed` leaves
+    that part of it out."""
     entropy_coefficient: float = Field(0.0, ge=0.0)
     """Weight of the entropy bonus; Flow-SDE has none, its noise is fixed."""
     kl_coefficient: float = Field(0.0, ge=0.0)

@@ -27,6 +27,7 @@ from embodied_rl.algorithms.steps import (
     require_ratio_level,
     require_ratio_one,
     schedule,
+    scored_steps,
 )
 from embodied_rl.contracts import Policy
 from embodied_rl.maths.advantages import episode_weights, group_advantage
@@ -62,8 +63,10 @@ class GRPO:
     ) -> GroupCollector:
         """Whole episodes, `groups_per_iteration` groups at a time."""
         limit = simulator.spec.max_episode_steps
-        per_chunk = self.config.ratio_level == "chunk"
-        self.longest = -(-limit // self.policy.chunk) if per_chunk else limit
+        per_chunk, steps = self.config.ratio_level == "chunk", self.policy.chunk
+        most_decisions = -(-limit // steps)
+        most_scored = limit if self.config.scored_steps == "executed" else most_decisions * steps
+        self.longest = most_decisions if per_chunk else most_scored
         wanted = self.config.groups_per_iteration
         most = round(wanted * self.config.max_refill)
         device = str(generator.device)
@@ -108,7 +111,8 @@ class GRPO:
         relative = group_advantage(score, group, self.config.scale)[batch.episode]
         rule = self.config.length_normalisation
         per_chunk = self.config.ratio_level == "chunk"
-        size = batch.valid * (1 if per_chunk else batch.executed)
+        steps = scored_steps(batch, self.config.scored_steps)
+        size = batch.valid * (1 if per_chunk else steps)
         return relative * episode_weights(batch.episode, size, rule, self.longest)
 
     def _step(self, batch: Batch, advantage: Tensor, rows: Tensor, first: bool) -> dict[str, float]:

@@ -115,7 +115,7 @@ class PPO:
         epochs = epochs_of(batch.valid, config.minibatch_size, config.epochs, self.seed, iteration)
         for epoch, parts in enumerate(epochs):
             if epoch and config.advantages == "vtrace":
-                view = seen_again(self.policy, batch, config.minibatch_size)
+                view = seen_again(self.policy, batch, config.minibatch_size, config.scored_steps)
                 advantage, target = self.advantages(batch, view)
             if only_critic:
                 history += [self._critic_step(batch, target, rows) for rows in parts]

@@ -21,6 +21,7 @@ from embodied_rl.algorithms.steps import (
     minibatches,
     require_ratio_one,
     schedule,
+    scored_steps,
     step_with_gradients,
 )
 from embodied_rl.contracts import Policy
@@ -114,7 +115,8 @@ class REINFORCE:
         trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
         observation = batch.observation.select(rows)
         seen = self.policy.evaluate(observation, trace)
-        steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
+        scored = scored_steps(batch, config.scored_steps)
+        steps = executed_mask(scored[rows], seen.log_prob.shape[1])
         # Before any change the ratio is 1 and its gradient that of the log-probability.
         change, mask = log_ratio(seen.log_prob, batch.log_prob[rows], steps, "chunk")
         values: dict[str, float] = {}
@@ -123,7 +125,7 @@ class REINFORCE:
         entropy = masked_mean(seen.entropy, steps)
         policy_loss = -masked_mean(change * advantage[rows], mask)
         of_rows = len(rows) / int(batch.valid.sum())
-        of_steps = float(steps.sum()) / int(batch.executed[batch.valid].sum())
+        of_steps = float(steps.sum()) / int(scored[batch.valid].sum())
         loss = of_rows * policy_loss - of_steps * config.entropy_coefficient * entropy
         if self.reference:
             known = self.reference.log_prob(observation, trace)

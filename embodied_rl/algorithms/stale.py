@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embodied_rl.algorithms.steps import scored_steps
 from embodied_rl.contracts import Policy
 from embodied_rl.maths.losses import LARGEST_LOG_RATIO, executed_mask, log_ratio
 from embodied_rl.rollout.batch import Batch
@@ -30,13 +32,17 @@ def fresh(batch: Batch) -> View:
 
 
 @torch.no_grad()
-def seen_again(policy: Policy, batch: Batch, size: int) -> View:
-    """As the policy sees it now, looking at `size` decisions at once."""
+def seen_again(
+    policy: Policy, batch: Batch, size: int, which: Literal["executed", "all"] = "executed"
+) -> View:
+    """As the policy sees it now, looking at `size` decisions at once, with the ratio of the control
+    steps that count (`scored_steps`)."""
+    scored = scored_steps(batch, which)
     value, change = batch.value.clone(), torch.zeros_like(batch.value)
     for rows in torch.split(batch.valid.nonzero()[:, 0], size):
         trace = {name: tensor[rows] for name, tensor in batch.trace.items()}
         seen = policy.evaluate(batch.observation.select(rows), trace)
-        steps = executed_mask(batch.executed[rows], seen.log_prob.shape[1])
+        steps = executed_mask(scored[rows], seen.log_prob.shape[1])
         change[rows], _ = log_ratio(seen.log_prob, batch.log_prob[rows], steps, "chunk")
         value[rows] = seen.value
     ratio = change.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()

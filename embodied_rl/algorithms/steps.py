@@ -140,18 +140,26 @@ def require_ratio_level(policy: Policy, level: RatioLevel, length_rule: str = "d
         raise ValueError(problem)
 
 
+def scored_steps(batch: Batch, which: Literal["executed", "all"]) -> Tensor:
+    """int64 [N]: how many control steps of each decision have a log-probability that counts
+    (`UpdateConfig.scored_steps`); none of a decision of which nothing was executed."""
+    if which == "executed":
+        return batch.executed
+    every = torch.full_like(batch.executed, batch.log_prob.shape[1])
+    return torch.where(batch.executed > 0, every, batch.executed)
+
+
 def ratios(
-    seen: Evaluation, batch: Batch, rows: Tensor, level: RatioLevel
+    seen: Evaluation, batch: Batch, rows: Tensor, scored: Tensor, level: RatioLevel
 ) -> tuple[Tensor, Tensor]:
-    """Log-ratio of these rows now to when they were decided, and its mask: [n], [n, H] or [n, P]
-    (`log_ratio`)."""
-    executed = batch.executed[rows]
+    """Log-ratio of these rows [n] now to when they were decided, over their first `scored` [n]
+    control steps, and its mask: [n], [n, H] or [n, P] (`log_ratio`)."""
     if level != "token":
-        steps = executed_mask(executed, seen.log_prob.shape[1])
+        steps = executed_mask(scored, seen.log_prob.shape[1])
         return log_ratio(seen.log_prob, batch.log_prob[rows], steps, level)
     old, new, step = batch.token_log_prob, seen.token_log_prob, seen.token_step
     assert old is not None and new is not None and step is not None
-    return log_ratio(new, old[rows], token_mask(step, executed), level)
+    return log_ratio(new, old[rows], token_mask(step, scored), level)
 
 
 def require_ratio_one(change: Tensor, tolerance: float) -> float:

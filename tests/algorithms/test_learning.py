@@ -27,7 +27,7 @@ SPOKEN: dict[str, Any] = {
     "num_prefix_layers": 1,
     "num_decoder_layers": 1,
     "num_heads": 2,
-    "max_instruction_bytes": 8,
+    "max_instruction_bytes": 0,
     **{name: size for name, size in SMALL.items() if name != "num_layers"},
 }
 POLICIES: dict[str, Any] = {
@@ -78,6 +78,7 @@ CHANGES: dict[tuple[str, str], dict[str, Any]] = {
         "entropy_coefficient": 0.02,
     },
     ("tokens", "ppo"): {"ratio_level": "token"},
+    ("tokens", "grpo"): {"learning_rate": 1.5e-3},
 }
 
 

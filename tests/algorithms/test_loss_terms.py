@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied_rl.algorithms.config import GRPOConfig, PPOConfig, REINFORCEConfig
+from embodied_rl.algorithms.steps import RatioError, scored_steps
 from embodied_rl.rollout.batch import Batch
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.rollout.planner import TrainingPlanner
@@ -118,3 +119,33 @@ def test_every_episode_weighs_the_same_in_what_has_a_ratio(level: str) -> None:
     shares = (per_episode / known)[known > 0]
     assert len(set(batch.executed[batch.valid].tolist())) == 2 and len(shares) > 4
     torch.testing.assert_close(shares, shares[:1].expand_as(shares), rtol=1e-4, atol=1e-5)
+
+
+@every_algorithm
+def test_steps_that_were_not_executed_count_only_if_asked(name: str) -> None:
+    taught = {}
+    for which in ("executed", "all"):
+        algorithm, batch = collected(name, limit=7, scored_steps=which)
+        # Log-probabilities of unexecuted steps are spoilt: who looks at them sees a ratio of e.
+        unexecuted = torch.arange(2) >= batch.executed[:, None]
+        assert (unexecuted & batch.valid[:, None]).any()
+        batch.log_prob.sub_(unexecuted.float())
+        try:
+            taught[which] = algorithm.update(batch, 0)["first_log_ratio"]
+        except RatioError as error:
+            assert "largest log-ratio 1" in str(error)
+    assert list(taught) == ["executed"] and taught["executed"] < 1e-3
+
+
+def test_ratios_over_all_steps_are_counted_in_all_steps() -> None:
+    # 7 control steps are 4 decisions of 2 steps, which all have a ratio.
+    algorithm, _ = collected("grpo", limit=7, ratio_level="step", scored_steps="all")
+    assert algorithm.longest == 8
+
+
+def test_a_decision_that_was_not_executed_at_all_never_counts() -> None:
+    _, batch = collected("ppo")
+    executed = torch.tensor([0, 1, 2]).repeat(len(batch.executed))[: len(batch.executed)]
+    batch.executed.copy_(executed)
+    assert scored_steps(batch, "executed")[:3].tolist() == [0, 1, 2]
+    assert scored_steps(batch, "all")[:3].tolist() == [0, 2, 2]

@@ -19,8 +19,8 @@ from embodied_rl.run_config import RolloutConfig, RunConfig
 from line_world import LineConfig
 from policies.config import FastVLAConfig, FlowMLPConfig, GaussianMLPConfig, TokenVLAConfig
 
-TOKENS = TokenVLAConfig(hidden_size=16, chunk=4, num_bins=8, max_instruction_bytes=8)
-FAST = FastVLAConfig(hidden_size=16, chunk=4, vocabulary=64, max_instruction_bytes=8)
+TOKENS = TokenVLAConfig(hidden_size=16, chunk=4, num_bins=8, max_instruction_bytes=24)
+FAST = FastVLAConfig(hidden_size=16, chunk=4, vocabulary=64, max_instruction_bytes=24)
 LEVELS = ["chunk", "step", "token"]
 PPO = {"type": "ppo", "decisions_per_iteration": 4, "critic_warmup_iterations": 0}
 GRPO = {"type": "grpo", "groups_per_iteration": 3, "group_size": 4}
@@ -67,7 +67,7 @@ def test_levels_agree_by_summation() -> None:
     assert batch.token_log_prob is not None
     batch.token_log_prob.copy_(batch.log_prob)
     seen = made.policy.evaluate(batch.observation, batch.trace)
-    by_level = {level: ratios(seen, batch, rows, level) for level in LEVELS}  # type: ignore[arg-type]
+    by_level = {level: ratios(seen, batch, rows, batch.executed[rows], level) for level in LEVELS}  # type: ignore[arg-type]
     chunk, step, token = (by_level[level][0] for level in LEVELS)
     assert (batch.executed < 4).any()
     assert torch.allclose(token.sum(1), chunk, atol=1e-5)
@@ -111,7 +111,7 @@ def test_fast_tokens_learn_at_the_levels_that_they_have(
     seen = made.policy.evaluate(
         batch.observation.select(rows), {name: t[rows] for name, t in batch.trace.items()}
     )
-    _, mask = ratios(seen, batch, rows, "token")
+    _, mask = ratios(seen, batch, rows, batch.executed[rows], "token")
     assert torch.equal(mask, batch.trace["words"][rows] >= 0)
     with pytest.raises(ValueError, match=r"ratio_level=step.*allowed: chunk, token"):
         trained(FAST, algorithm, ratio_level="step")
@@ -145,5 +145,5 @@ def test_what_was_drawn_stays_possible_under_a_cut_off() -> None:
     values = made.update(batch, 0)
     rows = batch.valid.nonzero()[:, 0]
     seen = made.policy.evaluate(batch.observation, batch.trace)
-    assert ratios(seen, batch, rows, "chunk")[0].isfinite().all()
+    assert ratios(seen, batch, rows, batch.executed[rows], "chunk")[0].isfinite().all()
     assert 0 < values["kl_to_reference"] < 100

@@ -50,7 +50,7 @@ POLICIES: dict[str, list[str]] = {
         "policy.hidden_size=64",
         "policy.num_bins=64",
         "policy.decoding=parallel",
-        "policy.max_instruction_bytes=8",
+        "policy.max_instruction_bytes=0",
     ],
 }
 ALGORITHMS: dict[str, list[str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -221,3 +222,13 @@ def test_python_m_is_the_same_command() -> None:
         timeout=60,
     )
     assert answer.stdout.startswith("embodied-rl 0.")
+
+
+def test_waiting_threads_sleep_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Set by hand first, so that the variable is put back afterwards.
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    run("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    del os.environ["OMP_WAIT_POLICY"]
+    run("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"

@@ -26,8 +26,8 @@ POLICIES: dict[str, Any] = {
     "flow_sde": FlowMLPConfig(hidden_size=16, instruction_size=4, chunk=2),
     "flow_noise": FlowMLPConfig(hidden_size=16, exploration="flow_noise", chunk=2),
     "fpo": FlowMLPConfig(hidden_size=16, exploration="fpo", chunk=2),
-    "tokens": TokenVLAConfig(hidden_size=16, chunk=2, num_bins=8, max_instruction_bytes=8),
-    "fast": FastVLAConfig(hidden_size=16, chunk=2, vocabulary=32, max_instruction_bytes=8),
+    "tokens": TokenVLAConfig(hidden_size=16, chunk=2, num_bins=8, max_instruction_bytes=24),
+    "fast": FastVLAConfig(hidden_size=16, chunk=2, vocabulary=32, max_instruction_bytes=24),
 }
 
 

@@ -136,6 +136,11 @@ def test_noise_falls_over_the_run(options: dict[str, Any]) -> None:
         ({"noise_std": [0.2, 0.1]}, r"noise_std=\[0.2, 0.1\] must be two rising"),
         ({"noise_std": [0.0, 0.1]}, "must be two rising"),
         ({"chain_log_prob": "mean"}, "belongs to exploration=flow_noise"),
+        ({"noise_std": [0.1, 0.3]}, "noise_std=.* belongs to exploration=flow_noise"),
+        ({"fpo_samples": 4}, "fpo_samples=4 belongs to exploration=fpo"),
+        ({"exploration": "flow_noise", "noise_level": 0.3}, "would do nothing with .*flow_noise"),
+        ({"exploration": "fpo", "stochastic_steps": "all"}, "belongs to exploration=flow_sde"),
+        ({"exploration": "fpo", "final_noise": 0.5}, "exploration=fpo has none"),
     ],
 )
 def test_noise_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ from policies.config import (
     GaussianMLPConfig,
     TokenVLAConfig,
 )
+from policies.layers import WordBag
 
 CONTRACT = Contract(
     state_dim=5,
@@ -91,6 +92,33 @@ def observation(batch: int, seed: int = 2) -> Observation:
 @pytest.fixture(params=list(CONFIGS))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.mark.parametrize("name", ["flow_vla", "token_vla"])
+def test_an_instruction_that_is_too_long_is_refused(name: str) -> None:
+    seen = observation(2)
+    long = Observation(seen.images, seen.state, ("do it", "do it näher"))
+    build(name).value(long)
+    longer = Observation(seen.images, seen.state, ("do it", "do it nearer!"))
+    with pytest.raises(ValueError, match=r"nearer!' has 13 bytes.*max_instruction_bytes=13 or"):
+        build(name).value(longer)
+
+
+def test_an_instruction_need_not_be_read() -> None:
+    config = CONFIGS["flow_vla"].model_copy(update={"max_instruction_bytes": 0})
+    policy, seen = config.build(CONTRACT), observation(3)
+    other = Observation(seen.images, seen.state, ("something else altogether", "", "x"))
+    assert torch.equal(policy.value(seen), policy.value(other))
+    policy.value(seen).sum().backward()
+
+
+def test_the_order_of_words_counts() -> None:
+    torch.manual_seed(0)
+    bag = WordBag(8)
+    orders = bag(("put a on b", "put b on a", "put a on b"))
+    assert torch.equal(orders[0], orders[2])
+    assert not torch.allclose(orders[0], orders[1])
+    assert torch.equal(bag(("",)), torch.zeros(1, 8))
 
 
 def test_evaluate_reproduces_act(name: str) -> None:

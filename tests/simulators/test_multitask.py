@@ -17,7 +17,7 @@ from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan
 from embodied_rl.run_config import RolloutConfig, RunConfig
 from embodied_rl.training.lerobot_folder import OUR_FILE
 from embodied_rl.training.recording import record
-from policies.config import FlowMLPConfig
+from policies.config import FlowMLPConfig, TokenVLAConfig
 from simulators.config import ManiSkillConfig
 from simulators.multitask import MultiTask
 
@@ -145,8 +145,17 @@ def test_counts_that_do_not_fit_are_refused(given: dict[str, Any], words: str) -
         RunConfig(name="x", **options, demonstrations=given, imitation={})
 
 
-def test_a_policy_that_reads_no_instruction_cannot_do_several_tasks() -> None:
-    with pytest.raises(ValueError, match=r"instruction_size=0 reads no instruction.*PullCube"):
-        RunConfig(name="x", simulator=BOTH, policy=FlowMLPConfig(), algorithm=PPOConfig())
+@pytest.mark.parametrize(
+    ("policy", "option"),
+    [
+        (FlowMLPConfig(), "instruction_size"),
+        (TokenVLAConfig(max_instruction_bytes=0), "max_instruction_bytes"),
+    ],
+)
+def test_a_policy_that_reads_no_instruction_cannot_do_several_tasks(
+    policy: Any, option: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{option}=0 reads no instruction.*PullCube"):
+        RunConfig(name="x", simulator=BOTH, policy=policy, algorithm=PPOConfig())
     reads = FlowMLPConfig(instruction_size=8)
     RunConfig(name="x", simulator=BOTH, policy=reads, algorithm=PPOConfig())
