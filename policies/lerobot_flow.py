@@ -32,6 +32,7 @@ from policies.value_head import ValueHead
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Randomness
+    from embodied_rl.conventions.config import ConventionConfig
     from policies.lerobot_config import LerobotFlowConfig
 
 
@@ -46,16 +47,18 @@ class LerobotFlow(nn.Module):
     def __init__(self, config: LerobotFlowConfig, contract: Contract, path: str) -> None:
         """Load the checkpoint at `path`. Raises BadCheckpoint (a ValueError)."""
         super().__init__()
-        self.contract, self.chunk, self._config = contract, config.chunk, config
+        self.chunk, self._config = config.chunk, config
         folder = resolve(path)
         self.architecture = {"native": type_of(folder)}
         self.processors = Processors(
-            folder, self.architecture["native"], contract, config.tokenizer
+            folder, self.architecture["native"], contract, config.tokenizer, config.convention
         )
         self.native = load_native(folder, config)
         self.backbone: Backbone = backbone_of(self.native)
         self._require_fitting(path)
-        self._cameras = cameras_of(self.backbone.images, config.cameras, contract)
+        self._cameras = cameras_of(
+            self.backbone.images, config.cameras, contract, config.convention
+        )
         set_trainable(self.backbone, config)
         if config.dtype == "bfloat16":
             self.backbone.round_vision_language()
@@ -71,7 +74,12 @@ class LerobotFlow(nn.Module):
         of_vlm = config.value_from == "vlm"
         features = self.backbone.pooled_size if of_vlm else feature_size
         hidden = [config.value_hidden_size] * 2
-        self.value_network = ValueHead(config, features + contract.state_dim, hidden)
+        self.value_network = ValueHead(config, features + self._seen.state_dim, hidden)
+
+    @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics of the checkpoint."""
+        return self.processors.contract
 
     def act(
         self,
@@ -149,6 +157,11 @@ class LerobotFlow(nn.Module):
         save_vlm_description(self.native, folder)
 
     @property
+    def _seen(self) -> Contract:
+        """What the checkpoint sees of the simulator."""
+        return self.processors.adapter.checkpoint
+
+    @property
     def _prefix_learns(self) -> bool:
         modules = self.backbone.vision_language()
         return any(p.requires_grad for module in modules for p in module.parameters())
@@ -156,13 +169,13 @@ class LerobotFlow(nn.Module):
     def _prefix(self, observation: Observation) -> Prefix:
         if observation.prepared:
             return Prefix.from_tensors(observation.prepared)
-        require_observation(self.contract, observation)
+        require_observation(self.processors.adapter.simulator, observation)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._prefix_learns):
             return self.backbone.prefix(self.processors.inputs(observation, self._cameras))
 
     def _estimate(self, observation: Observation, prefix: Prefix) -> Estimate:
         with torch.no_grad():
-            state = prefix.state[:, : self.contract.state_dim]
+            state = prefix.state[:, : self._seen.state_dim]
             if self._config.value_from == "vlm":
                 seen = prefix.pooled
             else:
@@ -179,7 +192,7 @@ class LerobotFlow(nn.Module):
 
     def _require_fitting(self, path: str) -> None:
         """Chunk and sizes fit; a plain lerobot will be told the simulator's sizes."""
-        back, contract = self.backbone, self.contract
+        back, contract = self.backbone, self._seen
         if self.chunk > back.chunk_size:
             raise BadCheckpoint(
                 f"policy.chunk={self.chunk} is more than the {back.chunk_size} steps that the "
@@ -201,8 +214,14 @@ class LerobotFlow(nn.Module):
             features[what].shape = (size,)
 
 
-def cameras_of(images: list[str], given: Mapping[str, str], contract: Contract) -> dict[str, str]:
-    """The simulator's camera for each image of the checkpoint, in the checkpoint's order.
+def cameras_of(
+    images: list[str],
+    given: Mapping[str, str],
+    contract: Contract,
+    convention: ConventionConfig | None = None,
+) -> dict[str, str]:
+    """The simulator's camera for each image of the checkpoint, in the checkpoint's order: as given,
+    as the convention knows, with the same names, or all of them in order.
 
     Raises BadCheckpoint if a name is not known, or if it is not clear which camera is which.
     """
@@ -211,9 +230,12 @@ def cameras_of(images: list[str], given: Mapping[str, str], contract: Contract) 
     for key, name in given.items():
         if key not in images or name not in have:
             raise BadCheckpoint(f"policy.cameras names {key}: {name}, but {offers}")
+    by_name = {key: key.rpartition(".")[2] for key in images}
+    if not given and convention:
+        known = {key: convention.cameras.get(name) for key, name in by_name.items()}
+        given = {key: name for key, name in known.items() if name in have and name is not None}
     if given:
         return {key: given[key] for key in images if key in given}
-    by_name = {key: key.rpartition(".")[2] for key in images}
     if set(by_name.values()) <= set(have):
         return by_name
     if len(images) != len(have):

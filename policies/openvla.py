@@ -54,7 +54,7 @@ class OpenVLA(nn.Module):
     def __init__(self, config: OpenVLACheckpointConfig, contract: Contract, path: str) -> None:
         """Load the checkpoint at `path`. Raises BadCheckpoint, a ValueError."""
         super().__init__()
-        self.contract, self.chunk, self._config = contract, config.chunk, config
+        self._simulator, self.chunk, self._config = contract, config.chunk, config
         self.ratio_levels = config.ratio_levels
         self._checkpoint = openvla_checkpoint.read(openvla_checkpoint.resolve(path))
         self._require_kind(self._checkpoint)
@@ -72,6 +72,11 @@ class OpenVLA(nn.Module):
         self.value_network = ValueHead(config, self.model.width, hidden)
 
     @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics of the checkpoint."""
+        return self.robot.contract
+
+    @property
     def architecture(self) -> dict[str, Any]:
         """That a folder holds the network (policy_folder)."""
         return {"native": "openvla"}
@@ -87,7 +92,7 @@ class OpenVLA(nn.Module):
             prefix = self._read(observation)
             uniform = None
             if mode == "explore":
-                shape = (len(observation), self.chunk * self.contract.action_dim)
+                shape = (len(observation), self.chunk * self._simulator.action_dim)
                 uniform = uniform_numbers(shape, generator, prefix.mask.device)
             chosen, estimate = self._speak(prefix, uniform)
             drawn = self._grid(chosen.token)
@@ -112,7 +117,7 @@ class OpenVLA(nn.Module):
             value=estimate.value,
             histogram=estimate.histogram,
             token_log_prob=scores,
-            token_step=steps.repeat_interleave(self.contract.action_dim).expand(len(scores), -1),
+            token_step=steps.repeat_interleave(self._simulator.action_dim).expand(len(scores), -1),
         )
 
     def value(self, observation: Observation) -> Tensor:
@@ -172,8 +177,10 @@ class OpenVLA(nn.Module):
 
     def _cameras(self) -> tuple[str, ...]:
         """The simulator's cameras that are looked through, in order."""
-        have = tuple(camera.name for camera in self.contract.cameras)
-        chosen = self._config.cameras or have
+        have = tuple(camera.name for camera in self._simulator.cameras)
+        convention = self._config.convention
+        known = dict.fromkeys(convention.cameras.values()) if convention else {}
+        chosen = self._config.cameras or tuple(name for name in known if name in have) or have
         offers = f"the simulator has {', '.join(have) or 'no camera'}"
         if unknown := [name for name in chosen if name not in have]:
             raise BadCheckpoint(f"policy.cameras names {', '.join(unknown)}, but {offers}")
@@ -214,7 +221,8 @@ class OpenVLA(nn.Module):
     def _read(self, observation: Observation) -> Prefix:
         """The first token, the images' patches, the state if the checkpoint reads it, the rest of
         the prompt."""
-        require_observation(self.contract, observation)
+        require_observation(self._simulator, observation)
+        observation = self.robot.adapter.observation(observation)
         device = observation.state.device
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._vision_learns):
             pixels = self.images(observation).to(getattr(torch, self._config.dtype))
@@ -271,7 +279,7 @@ class OpenVLA(nn.Module):
         cache = DynamicCache()
         inputs, mask = prefix
         found: list[Chosen] = []
-        for i in range(self.chunk * self.contract.action_dim):
+        for i in range(self.chunk * self._simulator.action_dim):
             last = self._run(inputs, mask, cache)[:, -1]
             if i == 0:
                 estimate = self._estimate(last)

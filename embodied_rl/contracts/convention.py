@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-type Rotation = Literal["axis_angle", "euler_xyz", "roll_pitch_yaw", "quaternion_xyzw", "quaternion_wxyz"]
+type Rotation = Literal[
+    "axis_angle", "euler_xyz", "roll_pitch_yaw", "quaternion_xyzw", "quaternion_wxyz"
+]
 """Numbers that stand for a rotation. `euler_xyz` turns about x, then the new y, then the new z;
 `roll_pitch_yaw` about x, then y, then z of the frame that stays."""
 
@@ -111,9 +113,7 @@ class Contract:
             f"  {name}: {mine} has {ours[name]!r}, {theirs} has {others[name]!r}"
             for name in ours
             if ours[name] != others[name]
-            and not (
-                name in _MAY_BE_UNSAID and _MAY_BE_UNSAID[name] in (ours[name], others[name])
-            )
+            and not (name in _MAY_BE_UNSAID and _MAY_BE_UNSAID[name] in (ours[name], others[name]))
         ]
         if lines:
             raise ContractMismatch(

@@ -42,6 +42,10 @@ class Adapter:
 
     def __post_init__(self) -> None:
         """Raises ContractMismatch naming the field that cannot be adapted, and the cure."""
+        # The contract of a saved policy tells in whose convention it learned.
+        self.contract.require_equal(
+            self.simulator, "the policy with these options", "the saved policy"
+        )
         if self.convention is not None:
             _require_adaptable(self.convention, self.simulator, self.reads_state)
 
@@ -57,15 +61,16 @@ class Adapter:
         return replace(self.simulator, convention=self.name, convention_hash=said)
 
     @property
-    def state_dim(self) -> int:
-        """Entries of the state that the checkpoint sees."""
+    def checkpoint(self) -> Contract:
+        """The simulator's contract, with as many entries of the state as the checkpoint sees."""
         if not self._wanted_parts:
-            return self.simulator.state_dim
+            return self.simulator
         sizes = {part.name: part.size for part in self.simulator.state_parts}
-        return sum(
+        size = sum(
             rotation_size(wanted) if wanted else sizes[name]
             for name, wanted in self._wanted_parts.items()
         )
+        return replace(self.simulator, state_dim=size)
 
     def observation(self, seen: Observation) -> Observation:
         """As the checkpoint was trained to see it."""
@@ -75,7 +80,7 @@ class Adapter:
         return replace(seen, images=images, state=self.state(seen.state))
 
     def state(self, state: Tensor) -> Tensor:
-        """The checkpoint's state [..., state_dim] of the simulator's [..., S]."""
+        """The checkpoint's state [..., its size] of the simulator's [..., S]."""
         if not self._wanted_parts:
             return state
         parts = self.simulator.state_parts
@@ -99,15 +104,16 @@ class Adapter:
         return torch.clamp(self._exchanged(actions, to_simulator=True), low, high)
 
     def to_checkpoint(self, actions: Tensor) -> Tensor:
-        """Actions [..., A] of the simulator, such as demonstrated ones, as the checkpoint would have
-        decided them."""
+        """Actions [..., A] of the simulator, such as demonstrated ones, as the checkpoint would say
+        them."""
         return self._exchanged(actions, to_simulator=False)
 
     def _image(self, name: str, image: Tensor) -> Tensor:
         assert self.convention is not None
         options = self.convention
         wanted = options.orientations.get(name, options.orientation)
-        given = next((c.orientation for c in self.simulator.cameras if c.name == name), "upright")
+        known = {camera.name: camera.orientation for camera in self.simulator.cameras}
+        given = known.get(name, "upright")
         return reoriented(image, given, wanted)
 
     @property
