@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from embodied_rl import catalogue
+from embodied_rl.conventions.known import Convention
 from policies.config import FlowConfig, SamplingConfig, ValueConfig
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class LerobotFlowConfig(FlowConfig, ValueConfig):
     """The simulator's camera for each image of the checkpoint, such as
     {observation.images.camera1: base_camera}. Images left out are masked, where the checkpoint
     allows it. By default cameras with the same names, or all of them in order."""
+    convention: Convention | None = None
+    """How the checkpoint speaks of images, states and actions, where that is not how the simulator
+    does: `libero_openpi`, another one of `embodied_rl/conventions/known.py`, or one inline."""
     trainable: Literal["all", "expert", "lora"] = "expert"
     """What learns: everything; the action expert and its projections, with the vision-language
     model frozen; or low-rank adapters (LoRA), which are merged into the weights on saving."""
@@ -118,6 +122,9 @@ class LerobotTokensConfig(SamplingConfig, ValueConfig):
     """The simulator's camera for each image of the checkpoint, such as
     {observation.images.camera1: base_camera}. Images left out are masked. By default cameras with
     the same names, or all of them in order."""
+    convention: Convention | None = None
+    """How the checkpoint speaks of images, states and actions, where that is not how the simulator
+    does: `libero_openpi`, another one of `embodied_rl/conventions/known.py`, or one inline."""
     trainable: Literal["all", "lora"] = "lora"
     """What learns: everything, or low-rank adapters (LoRA), which are merged into the weights on
     saving."""

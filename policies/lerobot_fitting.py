@@ -9,6 +9,7 @@ from policies.checkpoints import BadCheckpoint
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Contract
+    from embodied_rl.conventions.config import ConventionConfig
 
 
 def require_fitting(native: Any, contract: Contract, chunk: int, fitted: bool, path: str) -> None:
@@ -37,8 +38,14 @@ def require_fitting(native: Any, contract: Contract, chunk: int, fitted: bool, p
         features[what].shape = (size,)
 
 
-def cameras_of(images: list[str], given: Mapping[str, str], contract: Contract) -> dict[str, str]:
-    """The simulator's camera for each image of the checkpoint, in the checkpoint's order.
+def cameras_of(
+    images: list[str],
+    given: Mapping[str, str],
+    contract: Contract,
+    convention: ConventionConfig | None = None,
+) -> dict[str, str]:
+    """The simulator's camera for each image of the checkpoint, in the checkpoint's order: as given,
+    as the convention knows, with the same names, or all of them in order.
 
     Raises BadCheckpoint if a name is not known, or if it is not clear which camera is which.
     """
@@ -47,9 +54,12 @@ def cameras_of(images: list[str], given: Mapping[str, str], contract: Contract) 
     for key, name in given.items():
         if key not in images or name not in have:
             raise BadCheckpoint(f"policy.cameras names {key}: {name}, but {offers}")
+    by_name = {key: key.rpartition(".")[2] for key in images}
+    if not given and convention:
+        known = {key: convention.cameras.get(name) for key, name in by_name.items()}
+        given = {key: name for key, name in known.items() if name in have and name is not None}
     if given:
         return {key: given[key] for key in images if key in given}
-    by_name = {key: key.rpartition(".")[2] for key in images}
     if set(by_name.values()) <= set(have):
         return by_name
     if len(images) != len(have):

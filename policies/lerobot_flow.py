@@ -48,18 +48,20 @@ class LerobotFlow(nn.Module):
     def __init__(self, config: LerobotFlowConfig, contract: Contract, path: str) -> None:
         """Load the checkpoint at `path`. Raises BadCheckpoint (a ValueError)."""
         super().__init__()
-        self.contract, self.chunk, self._config = contract, config.chunk, config
+        self.chunk, self._config = config.chunk, config
         folder = resolve(path)
         self.architecture = {"native": type_of(folder, config.type)}
-        self.processors = Processors(folder, contract, config.tokenizer)
+        self.processors = Processors(folder, contract, config.tokenizer, config.convention)
         self.native = load_native(folder, config.type)
         # A plain lerobot then samples as this policy does.
         steps = "num_steps" if self.native.name == "smolvla" else "num_inference_steps"
         setattr(self.native.config, steps, config.denoise_steps)
         self.backbone: Backbone = backbone_of(self.native, config)
         fitted = bool(self.processors.missing_statistics)
-        require_fitting(self.native, contract, self.chunk, fitted, path)
-        self._cameras = cameras_of(self.backbone.images, config.cameras, contract)
+        require_fitting(self.native, self._seen, self.chunk, fitted, path)
+        self._cameras = cameras_of(
+            self.backbone.images, config.cameras, contract, config.convention
+        )
         set_trainable(self.backbone, config)
         if config.dtype == "bfloat16":
             self.backbone.round_vision_language()
@@ -75,7 +77,12 @@ class LerobotFlow(nn.Module):
         of_vlm = config.value_from == "vlm"
         features = self.backbone.pooled_size if of_vlm else feature_size
         hidden = [config.value_hidden_size] * 2
-        self.value_network = ValueHead(config, features + contract.state_dim, hidden)
+        self.value_network = ValueHead(config, features + self._seen.state_dim, hidden)
+
+    @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics of the checkpoint."""
+        return self.processors.contract
 
     def act(
         self,
@@ -155,6 +162,11 @@ class LerobotFlow(nn.Module):
         save_vlm_description(self.native, folder)
 
     @property
+    def _seen(self) -> Contract:
+        """What the checkpoint sees of the simulator."""
+        return self.processors.adapter.checkpoint
+
+    @property
     def _prefix_learns(self) -> bool:
         modules = self.backbone.vision_language()
         return any(p.requires_grad for module in modules for p in module.parameters())
@@ -162,13 +174,13 @@ class LerobotFlow(nn.Module):
     def _prefix(self, observation: Observation) -> Prefix:
         if observation.prepared:
             return Prefix.from_tensors(observation.prepared)
-        require_observation(self.contract, observation)
+        require_observation(self.processors.adapter.simulator, observation)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._prefix_learns):
             return self.backbone.prefix(self.processors.inputs(observation, self._cameras))
 
     def _estimate(self, prefix: Prefix, memory: Memory | None = None) -> Estimate:
         with torch.no_grad():
-            state = prefix.state[:, : self.contract.state_dim]
+            state = prefix.state[:, : self._seen.state_dim]
             if self._config.value_from == "vlm":
                 seen = prefix.pooled
             else:

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from embodied_rl.contracts import short_hash
+from embodied_rl.conventions.adapter import Adapter
+from embodied_rl.conventions.evidence import require_gripper_range
 from policies.checkpoints import BadCheckpoint
 
 if TYPE_CHECKING:
     from embodied_rl.contracts import Contract, Observation
+    from embodied_rl.conventions.config import ConventionConfig
 
 TOKENIZER_FOLDER = "tokenizer"
 """In folders that we save: the tokenizer, which lerobot looks up by name."""
@@ -32,7 +37,8 @@ _ACTION_WORDS = "action_tokenizer_processor"
 
 
 class Processors:
-    """lerobot's pre- and postprocessor of a checkpoint.
+    """lerobot's pre- and postprocessor of a checkpoint, which speaks a convention of its own or as
+    the simulator does.
 
     Actions are scaled with the very statistics that were saved (it is a `flow_head.Scaling`). In
     two things inputs are made otherwise than by the saved pipelines: tensors stay on the
@@ -40,8 +46,15 @@ class Processors:
     the same in every batch.
     """
 
-    def __init__(self, folder: Path, contract: Contract, tokenizer: Path | None) -> None:
-        self._folder, self._contract = folder, contract
+    def __init__(
+        self,
+        folder: Path,
+        contract: Contract,
+        tokenizer: Path | None,
+        convention: ConventionConfig | None = None,
+    ) -> None:
+        self._folder = folder
+        self.adapter = Adapter(convention, contract)
         names = [f"policy_{which}processor.json" for which in ("pre", "post")]
         for name in names:
             if not (folder / name).is_file():
@@ -67,17 +80,18 @@ class Processors:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Actions [..., A] as the model speaks of them."""
-        scaled: Tensor = self._to_units({_ACTION: x})[_ACTION]
+        scaled: Tensor = self._to_units({_ACTION: self.adapter.to_checkpoint(x)})[_ACTION]
         return scaled
 
     def inverse(self, x: Tensor) -> Tensor:
         """Actions [..., A] in the environment's units."""
         actions: Tensor = self._to_actions(x)
-        return actions
+        return self.adapter.to_simulator(actions)
 
     def inputs(self, observation: Observation, cameras: dict[str, str]) -> dict[str, Tensor]:
         """A batch for lerobot's model; `cameras` gives the camera of each of its images."""
         self.require_statistics()
+        observation = self.adapter.observation(observation)
         batch: dict[str, Any] = {
             key: observation.images[name].permute(0, 3, 1, 2).float() / 255.0
             for key, name in cameras.items()
@@ -89,13 +103,32 @@ class Processors:
 
     def normalised_state(self, state: Tensor) -> Tensor:
         """States [B, S] as the model sees them."""
-        scaled: Tensor = self._to_units({_STATE: state.float()})[_STATE]
+        scaled: Tensor = self._to_units({_STATE: self.adapter.state(state.float())})[_STATE]
         return scaled
 
     @property
     def tokenizer(self) -> Any:
         """What turns instructions into the model's words."""
         return self._tokenise.input_tokenizer
+
+    @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics that the checkpoint speaks."""
+        step, uses = self._normalise, (_STATE, _ACTION)
+        modes = {key: _mode(step, key) for key in uses}
+        values = {
+            key: {
+                name: torch.as_tensor(value).float().flatten().tolist()
+                for name, value in (step.stats or {}).get(key, {}).items()
+                if name in _NEEDED.get(modes[key], ())
+            }
+            for key in uses
+        }
+        return replace(
+            self.adapter.contract,
+            statistics=", ".join(f"{key} by {mode or 'IDENTITY'}" for key, mode in modes.items()),
+            statistics_hash="" if self.missing_statistics else short_hash(values),
+        )
 
     @property
     def missing_statistics(self) -> list[str]:
@@ -105,9 +138,7 @@ class Processors:
             f"{key}.{name}"
             for step, key in uses
             if key in step.features
-            for name in _NEEDED.get(
-                getattr(step.norm_map.get(step.features[key].type), "name", ""), ()
-            )
+            for name in _NEEDED.get(_mode(step, key), ())
             if name not in (step.stats or {}).get(key, {})
         ]
 
@@ -125,6 +156,7 @@ class Processors:
         brought its own: what it learned holds for those alone."""
         if not self.missing_statistics:
             return
+        state, actions = self.adapter.state(state), self.adapter.to_checkpoint(actions)
         known = {_STATE: _statistics(state), _ACTION: _statistics(actions)}
         for step in (self._normalise, self._unnormalise):
             step.stats = {**(step.stats or {}), **known}
@@ -139,7 +171,8 @@ class Processors:
 
     def _require_sizes(self) -> None:
         """Statistics of other sizes belong to another robot."""
-        wanted = {_STATE: self._contract.state_dim, _ACTION: self._contract.action_dim}
+        known = self.adapter.checkpoint
+        wanted = {_STATE: known.state_dim, _ACTION: known.action_dim}
         for key, size in wanted.items():
             for values in (self._normalise.stats or {}).get(key, {}).values():
                 found = torch.as_tensor(values).numel()
@@ -148,6 +181,18 @@ class Processors:
                         f"the checkpoint {self._folder} scales {key} of {found} entries, the "
                         f"simulator has {size}; it was trained for another robot or controller"
                     )
+        actions = (self._unnormalise.stats or {}).get(_ACTION, {})
+        for low, high in (("min", "max"), ("q01", "q99")):
+            if low in actions and high in actions:
+                ends = [float(torch.as_tensor(actions[name]).flatten()[-1]) for name in (low, high)]
+                where = f"the statistics of the checkpoint {self._folder}"
+                require_gripper_range(self.adapter.convention, ends[0], ends[1], where)
+
+
+def _mode(step: Any, key: str) -> str:
+    """How a step of lerobot normalises a feature; empty if it does not."""
+    feature = step.features.get(key)
+    return getattr(step.norm_map.get(feature.type), "name", "") if feature else ""
 
 
 def _load(folder: Path, name: str, tokenizer: Path | None) -> Any:

@@ -57,23 +57,24 @@ class LerobotTokens(nn.Module):
     def __init__(self, config: LerobotTokensConfig, contract: Contract, path: str) -> None:
         """Load the checkpoint at `path`. Raises BadCheckpoint (a ValueError)."""
         super().__init__()
-        self.contract, self.chunk, self._config = contract, config.chunk, config
+        self.chunk, self._config = config.chunk, config
         self.ratio_levels = config.ratio_levels
         folder = resolve(path)
         self.architecture = {"native": type_of(folder, config.type)}
-        self.processors = Processors(folder, contract, config.tokenizer)
+        self.processors = Processors(folder, contract, config.tokenizer, config.convention)
         processor = fast_folder(folder, config.processor)
         with without_remote_code(self.processors.tokenizer):
             native = load_native(folder, config.type)
         fitted = bool(self.processors.missing_statistics)
-        require_fitting(native, contract, self.chunk, fitted, path)
+        self._seen = self.processors.adapter.checkpoint
+        require_fitting(native, self._seen, self.chunk, fitted, path)
         self.imitated_steps: int = native.config.chunk_size
         # lerobot decodes `n_action_steps` steps, but what was said are the frequencies of all.
         native.config.n_action_steps = self.imitated_steps
         shape = self.imitated_steps, contract.action_dim
         self.tokenizer = FastTokenizer.load(processor, shape, _REACH)
         self.speech = Speech(native, self.processors.tokenizer, self.tokenizer.size)
-        self._cameras = cameras_of(self.speech.images, config.cameras, contract)
+        self._cameras = cameras_of(self.speech.images, config.cameras, contract, config.convention)
         room = native.config.max_decoding_steps - len(self.speech.opening)
         self.longest = max(1, min(room, self.tokenizer.longest + 1))
         """P: the words of a sequence at most; one that is not over by then is cut."""
@@ -81,7 +82,12 @@ class LerobotTokens(nn.Module):
         self.register_buffer("low", torch.tensor(contract.action_low), persistent=False)
         self.register_buffer("high", torch.tensor(contract.action_high), persistent=False)
         hidden = [config.value_hidden_size] * 2
-        self.value_network = ValueHead(config, self.speech.width + contract.state_dim, hidden)
+        self.value_network = ValueHead(config, self.speech.width + self._seen.state_dim, hidden)
+
+    @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics of the checkpoint."""
+        return self.processors.contract
 
     def act(
         self,
@@ -182,7 +188,7 @@ class LerobotTokens(nn.Module):
         native.save_pretrained(folder, state_dict=merged_weights(native))
 
     def _read(self, observation: Observation) -> dict[str, Tensor]:
-        require_observation(self.contract, observation)
+        require_observation(self.processors.adapter.simulator, observation)
         return self.processors.inputs(observation, self._cameras)
 
     def _no_words(self, observation: Observation) -> Tensor:

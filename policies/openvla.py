@@ -55,7 +55,7 @@ class OpenVLA(nn.Module):
     def __init__(self, config: OpenVLACheckpointConfig, contract: Contract, path: str) -> None:
         """Load the checkpoint at `path`. Raises BadCheckpoint, a ValueError."""
         super().__init__()
-        self.contract, self.chunk, self._config = contract, config.chunk, config
+        self._simulator, self.chunk, self._config = contract, config.chunk, config
         self.ratio_levels = config.ratio_levels
         self._checkpoint = openvla_checkpoint.read(openvla_checkpoint.resolve(path))
         self._require_kind(self._checkpoint)
@@ -73,6 +73,11 @@ class OpenVLA(nn.Module):
         self.value_network = ValueHead(config, self.model.width, hidden)
 
     @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics of the checkpoint."""
+        return self.robot.contract
+
+    @property
     def architecture(self) -> dict[str, Any]:
         """That a folder holds the network (policy_folder)."""
         return {"native": "openvla"}
@@ -88,7 +93,7 @@ class OpenVLA(nn.Module):
             prefix = self._read(observation)
             uniform = None
             if mode == "explore":
-                shape = (len(observation), self.chunk * self.contract.action_dim)
+                shape = (len(observation), self.chunk * self._simulator.action_dim)
                 uniform = uniform_numbers(shape, generator, prefix.mask.device)
             chosen, estimate = self._speak(prefix, uniform)
             drawn = self._grid(chosen.token)
@@ -113,7 +118,7 @@ class OpenVLA(nn.Module):
             value=estimate.value,
             histogram=estimate.histogram,
             token_log_prob=scores,
-            token_step=steps.repeat_interleave(self.contract.action_dim).expand(len(scores), -1),
+            token_step=steps.repeat_interleave(self._simulator.action_dim).expand(len(scores), -1),
         )
 
     def value(self, observation: Observation) -> Tensor:
@@ -132,7 +137,8 @@ class OpenVLA(nn.Module):
         if not self._config.reuse_features or self._vision_learns:
             return {}
         with torch.no_grad():
-            return {"features": self._features(observation)}
+            require_observation(self._simulator, observation)
+            return {"features": self._features(self.robot.adapter.observation(observation))}
 
     def imitation_loss(
         self,
@@ -180,8 +186,10 @@ class OpenVLA(nn.Module):
 
     def _cameras(self) -> tuple[str, ...]:
         """The simulator's cameras that are looked through, in order."""
-        have = tuple(camera.name for camera in self.contract.cameras)
-        chosen = self._config.cameras or have
+        have = tuple(camera.name for camera in self._simulator.cameras)
+        convention = self._config.convention
+        known = dict.fromkeys(convention.cameras.values()) if convention else {}
+        chosen = self._config.cameras or tuple(name for name in known if name in have) or have
         offers = f"the simulator has {', '.join(have) or 'no camera'}"
         if unknown := [name for name in chosen if name not in have]:
             raise BadCheckpoint(f"policy.cameras names {', '.join(unknown)}, but {offers}")
@@ -200,6 +208,8 @@ class OpenVLA(nn.Module):
         """The first token, the images' patches, the state if the checkpoint reads it, the rest of
         the prompt."""
         rows = len(observation)
+        require_observation(self._simulator, observation)
+        observation = self.robot.adapter.observation(observation)
         with self._rounding():
             seen = [self.model.project(self._features(observation).flatten(0, 1), rows)]
             if self.model.proprio_projector is not None and self.robot.state is not None:
@@ -213,10 +223,10 @@ class OpenVLA(nn.Module):
         return Prefix(torch.cat(parts, dim=1), mask)
 
     def _features(self, observation: Observation) -> Tensor:
-        """What the vision transformers say [B, N, P, width] of each patch of N images."""
+        """What the vision transformers say [B, N, P, width] of each patch of N images, of an
+        observation as the checkpoint sees it."""
         if observation.prepared:
             return observation.prepared["features"]
-        require_observation(self.contract, observation)
         grad = torch.is_grad_enabled() and self._vision_learns
         with torch.set_grad_enabled(grad), self._rounding():
             pixels = self.images(observation).to(getattr(torch, self._config.dtype))
@@ -273,7 +283,7 @@ class OpenVLA(nn.Module):
         cache = DynamicCache()
         inputs, mask = prefix
         found: list[Chosen] = []
-        for i in range(self.chunk * self.contract.action_dim):
+        for i in range(self.chunk * self._simulator.action_dim):
             last = self._run(inputs, mask, cache)[:, -1]
             if i == 0:
                 estimate = self._estimate(last)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embodied_rl.contracts import Contract
+from embodied_rl.contracts import Contract, short_hash
+from embodied_rl.conventions.adapter import Adapter
+from embodied_rl.conventions.evidence import require_data_set, require_gripper_range
 from policies.checkpoints import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -68,30 +71,43 @@ class Robot(nn.Module):
     """A robot in the checkpoint's terms: its actions, and its state where the checkpoint reads
     it."""
 
-    low: Tensor
-    high: Tensor
-
     def __init__(
         self, config: OpenVLACheckpointConfig, contract: Contract, checkpoint: Checkpoint
     ) -> None:
-        """Raises BadCheckpoint if statistics are missing or of other sizes than the contract's."""
+        """Raises BadCheckpoint if statistics are missing or of other sizes than the contract's, and
+        ContractMismatch if the convention fits neither them nor the simulator."""
         super().__init__()
         self.statistics = dict(checkpoint.statistics)
         self._reads_state = "proprio_projector" in checkpoint.parts
-        self._gripper: Literal["raw", "signed", "flipped"] = config.gripper
+        self.adapter = Adapter(config.convention, contract, self._reads_state)
         self._fitted = config.fit_statistics
-        self.register_buffer("low", torch.tensor(contract.action_low), persistent=False)
-        self.register_buffer("high", torch.tensor(contract.action_high), persistent=False)
         self._key = config.unnorm_key or ""
         if self._fitted and self._key not in self.statistics:
-            self.statistics[self._key] = _placeholder(contract)
+            self.statistics[self._key] = _placeholder(self.adapter)
         self._key = _chosen_key(self.statistics, config.unnorm_key, checkpoint)
-        self._rescale()
-        _require_sizes(self, contract, self._key, checkpoint)
+        if not self._fitted:
+            self._require_convention()
+        self._rescale(torch.device("cpu"))
+        _require_sizes(self, self.adapter.checkpoint, self._key, checkpoint)
 
-    def _rescale(self) -> None:
+    @property
+    def contract(self) -> Contract:
+        """The simulator's, with the convention and the statistics that the checkpoint speaks."""
         chosen = self.statistics[self._key]
-        device = self.low.device
+        kinds = ("action", "proprio") if self._reads_state else ("action",)
+        used = {k: {n: chosen[k].get(n) for n in ("q01", "q99", "mask")} for k in kinds}
+        name = f"q01 and q99 of {self._key}"
+        known = self.adapter.contract
+        return replace(known, statistics=name, statistics_hash=short_hash(used))
+
+    def _require_convention(self) -> None:
+        require_data_set(self.adapter.convention, self._key)
+        action = self.statistics[self._key]["action"]
+        where = f"the statistics {self._key} of the checkpoint"
+        require_gripper_range(self.adapter.convention, action["q01"][-1], action["q99"][-1], where)
+
+    def _rescale(self, device: torch.device) -> None:
+        chosen = self.statistics[self._key]
         self.actions = Scale(chosen["action"]).to(device)
         self.state = Scale(chosen["proprio"]).to(device) if self._reads_state else None
 
@@ -100,24 +116,18 @@ class Robot(nn.Module):
         the checkpoint stay otherwise."""
         if not self._fitted:
             return
-        found = {"action": _summary(self.to_checkpoint(actions)), "proprio": _summary(state)}
+        seen = self.adapter.state(state) if self._reads_state else state
+        found = {"action": _summary(self.to_checkpoint(actions)), "proprio": _summary(seen)}
         self.statistics[self._key] = found
-        self._rescale()
+        self._rescale(self.actions.low.device)
 
     def to_checkpoint(self, actions: Tensor) -> Tensor:
-        """Actions [..., A] with the gripper in the data set's terms."""
-        if self._gripper == "raw":
-            return actions.float()
-        gripper = actions[..., -1:].float() * (1.0 if self._gripper == "signed" else -1.0)
-        return torch.cat([actions[..., :-1].float(), (gripper > 0).float()], dim=-1)
+        """Actions [..., A] in the data set's terms."""
+        return self.adapter.to_checkpoint(actions.float())
 
     def to_environment(self, actions: Tensor) -> Tensor:
         """The reverse, within the environment's bounds."""
-        if self._gripper != "raw":
-            sign = 1.0 if self._gripper == "signed" else -1.0
-            gripper = torch.where(actions[..., -1:] > 0.5, sign, -sign)
-            actions = torch.cat([actions[..., :-1], gripper], dim=-1)
-        return torch.clamp(actions, self.low, self.high)
+        return self.adapter.to_simulator(actions)
 
 
 def _chosen_key(statistics: dict[str, Any], key: str | None, checkpoint: Checkpoint) -> str:
@@ -152,12 +162,14 @@ def _require_sizes(robot: Robot, contract: Contract, key: str, checkpoint: Check
             )
 
 
-def _placeholder(contract: Contract) -> dict[str, Any]:
+def _placeholder(adapter: Adapter) -> dict[str, Any]:
     """Actions span the environment's bounds, states are as they come."""
-    low, high = torch.tensor(contract.action_low), torch.tensor(contract.action_high)
-    count = contract.state_dim
+    known = adapter.checkpoint
+    bounds = torch.tensor([known.action_low, known.action_high]).clamp(-1e6, 1e6)
+    ends = adapter.to_checkpoint(bounds)
+    count = known.state_dim
     return {
-        "action": {"q01": low.clamp_min(-1e6).tolist(), "q99": high.clamp_max(1e6).tolist()},
+        "action": {"q01": ends.amin(0).tolist(), "q99": ends.amax(0).tolist()},
         "proprio": {"q01": [-1.0] * count, "q99": [1.0] * count},
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from embodied_rl import catalogue
+from embodied_rl.conventions.known import Convention
 from policies.config import SamplingConfig, ValueConfig
 
 if TYPE_CHECKING:
@@ -34,13 +35,15 @@ class OpenVLACheckpointConfig(ValueConfig, SamplingConfig):
     `unnorm_key`. Until there are any, actions span the environment's bounds."""
     cameras: tuple[str, ...] = ()
     """The simulator's cameras in the order in which the checkpoint takes images: third person
-    first, wrist cameras after it. By default all of them in the simulator's order."""
+    first, wrist cameras after it. By default those of the convention, or all in the simulator's
+    order."""
     center_crop: bool = False
     """See the middle 90 % of the image's area alone, enlarged: for checkpoints that were fine-tuned
     with random crops, such as those for LIBERO."""
-    gripper: Literal["raw", "signed", "flipped"] = "raw"
-    """What becomes of the action's last entry. Most data sets have 1 for open and 0 for closed:
-    `signed` makes that +1 and -1, `flipped` -1 and +1 (LIBERO)."""
+    convention: Convention | None = None
+    """How the checkpoint speaks of images, states and actions, where that is not how the simulator
+    does: `libero_openvla`, `bridge_openvla`, another one of `embodied_rl/conventions/known.py`, or
+    one inline. Most data sets have a gripper of 1 for open and 0 for closed."""
     trainable: Literal["all", "lora"] = "lora"
     """What learns: everything that is used, or low-rank adapters (LoRA, arXiv:2106.09685) in all
     its linear layers but the word head, which are merged into the weights on saving."""

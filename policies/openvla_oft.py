@@ -94,7 +94,7 @@ class OpenVLAOFT(OpenVLA):
             self._require_head(checkpoint, where)
 
     def _require_head(self, checkpoint: Checkpoint, where: str) -> None:
-        weights, wanted = checkpoint.parts["action_head"].weights, self.contract.action_dim
+        weights, wanted = checkpoint.parts["action_head"].weights, self._simulator.action_dim
         width = checkpoint.description.text.get("hidden_size", 4096)
         made = weights["model.fc1.weight"].shape[1] // width
         if made != wanted:
@@ -113,7 +113,7 @@ class OpenVLAOFT(OpenVLA):
     def _answers(self, prefix: Prefix) -> Tensor:
         """Hidden states [B, H * A, width] that the actions are read from; the first is that of the
         prompt's last token."""
-        rows, count = len(prefix.mask), self.chunk * self.contract.action_dim
+        rows, count = len(prefix.mask), self.chunk * self._simulator.action_dim
         empty = prefix.embeddings.new_zeros(rows, count, prefix.embeddings.shape[-1])
         end = self.model.embed(torch.full((rows, 1), self._end, device=prefix.mask.device))
         mask = torch.cat([prefix.mask, prefix.mask.new_ones(rows, count + 1)], dim=1)

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embodied_rl.contracts import (
-    Camera,
-    Contract,
     EnvironmentObservation,
     Episode,
     SimulatorSpec,
     StepOutcome,
 )
 from simulators import maniskill_visuals as visuals
+from simulators.maniskill_contract import make_contract
 from simulators.maniskill_fast import CONTROL_MODES, TASKS, FastStepper
 from simulators.maniskill_stock import Stepper, StockStepper
 from simulators.maniskill_tasks import PANDA_TASKS, instruction_for, only_task, require_task
@@ -31,8 +30,6 @@ from simulators.maniskill_tasks import PANDA_TASKS, instruction_for, only_task, 
 if TYPE_CHECKING:
     from embodied_rl.contracts import ByteArray, FloatArray
     from simulators.config import ManiSkillConfig
-
-_GRIPPER_MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos", "pd_joint_delta_pos")
 
 
 def make(config: ManiSkillConfig) -> ManiSkillEnvironment:
@@ -87,28 +84,6 @@ def build_scene(config: ManiSkillConfig, num_envs: int, sim_backend: str) -> Any
                 f"{config.task} cannot be built without a device to draw on, even for the state "
                 f"alone ({error}). {visuals.NO_RENDER_DEVICE}"
             ) from error
-
-
-def make_contract(config: ManiSkillConfig, base: Any, state_dim: int) -> Contract:
-    """The conventions of a built scene."""
-    space = base.single_action_space
-    size = config.image_size
-    cameras = tuple(sorted(base.scene.sensors)) if config.gives_images else ()
-    return Contract(
-        state_dim=state_dim,
-        action_dim=int(space.shape[0]),
-        action_low=tuple(float(x) for x in space.low),
-        action_high=tuple(float(x) for x in space.high),
-        control_mode=config.control_mode,
-        control_hz=float(base.control_freq),
-        gripper="+1 opens, -1 closes" if config.control_mode in _GRIPPER_MODES else "task's own",
-        rotation=(
-            "Euler XYZ change of the present pose, -0.1 rad per unit"
-            if config.control_mode == "pd_ee_delta_pose"
-            else "none"
-        ),
-        cameras=tuple(Camera(name, size, size) for name in cameras),
-    )
 
 
 class ManiSkillEnvironment:

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from embodied_rl.contracts import BatchOutcome, Episode, Observation, SimulatorSpec
 from simulators import maniskill_visuals as visuals
-from simulators.maniskill import build_scene, load_bank, make_contract, time_limit
+from simulators.maniskill import build_scene, load_bank, time_limit
+from simulators.maniskill_contract import make_contract
 from simulators.maniskill_tasks import instruction_for, only_task
 
 if TYPE_CHECKING:

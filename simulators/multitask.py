@@ -113,7 +113,10 @@ def _spec_of(tasks: Sequence[str], configs: Sequence[Any]) -> SimulatorSpec:
         specs.append(scene.spec)
         scene.close()
     longest = max(spec.contract.state_dim for spec in specs)
-    contracts = [dataclasses.replace(spec.contract, state_dim=longest) for spec in specs]
+    # Entries of filled-up states mean something else in every task.
+    contracts = [
+        dataclasses.replace(spec.contract, state_dim=longest, state_parts=()) for spec in specs
+    ]
     for task, contract in zip(tasks[1:], contracts[1:], strict=True):
         _require_alike(contracts[0], contract, tasks[0], task)
     counts = {spec.num_initial_states for spec in specs}

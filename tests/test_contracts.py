@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from embodied_rl.contracts import Camera, Contract, ContractMismatch, Observation
+from embodied_rl.contracts import (
+    Camera,
+    Contract,
+    ContractMismatch,
+    HandMotion,
+    Observation,
+    StatePart,
+)
 
 CONTRACT = Contract(
     state_dim=9,
@@ -20,7 +27,13 @@ CONTRACT = Contract(
     control_hz=20.0,
     gripper="+1 opens, -1 closes",
     rotation="axis-angle delta",
-    cameras=(Camera("base", 64, 96), Camera("wrist", 32, 32)),
+    cameras=(Camera("base", 64, 96), Camera("wrist", 32, 32, "upside_down")),
+    state_parts=(StatePart("joints", 5), StatePart("eef_rotation", 4, "quaternion_wxyz")),
+    hand=HandMotion(0.1, -0.1, "euler_xyz"),
+    convention="libero_openpi",
+    convention_hash="9b1dab78666a",
+    statistics="action by QUANTILES",
+    statistics_hash="0123456789ab",
 )
 
 CHANGES: dict[str, Any] = {
@@ -33,6 +46,18 @@ CHANGES: dict[str, Any] = {
     "gripper": "+1 closes, -1 opens",
     "rotation": "none",
     "cameras": (Camera("wrist", 32, 32), Camera("base", 64, 96)),
+    "state_parts": (StatePart("joints", 9),),
+    "hand": HandMotion(0.05, 0.5, "axis_angle"),
+    "convention": "libero_openvla",
+    "convention_hash": "ccfb77000dfc",
+    "statistics": "action by MEAN_STD",
+    "statistics_hash": "ba9876543210",
+}
+
+UNSAID: dict[str, Any] = {
+    "state_parts": (),
+    "hand": None,
+    **dict.fromkeys(("convention", "convention_hash", "statistics", "statistics_hash"), ""),
 }
 
 
@@ -61,11 +86,20 @@ def test_a_difference_in_any_field_is_named_with_both_values(name: str) -> None:
     lines = str(caught.value).splitlines()
     assert lines[0] == "the policy does not fit the simulator:"
     assert lines[1].startswith(f"  {name}: the policy has ")
-    if name != "cameras":
+    if name not in ("cameras", "state_parts", "hand"):
         mine, theirs = getattr(CONTRACT, name), CHANGES[name]
         assert lines[1] == f"  {name}: the policy has {mine!r}, the simulator has {theirs!r}"
     assert len(lines) == 3
     assert "train a policy for these" in lines[2]
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_what_only_one_side_knows_is_not_compared(name: str) -> None:
+    silent = replace(CONTRACT, **{name: UNSAID[name]})
+    silent.require_equal(CONTRACT, "the simulator", "the policy")
+    CONTRACT.require_equal(silent, "the policy", "the simulator")
+    assert name not in silent.to_json()
+    assert Contract.from_json(silent.to_json()) == silent
 
 
 def test_all_differences_are_named_at_once() -> None:

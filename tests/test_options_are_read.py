@@ -59,6 +59,7 @@ def _last_name(node: ast.expr) -> str:
 OWNERS = {
     *("config", "options", "run", "rollout", "simulator", "policy", "algorithm"),
     *("demonstrations", "imitation", "evaluation", "logging", "checkpoint", "given", "stored"),
+    *("convention",),
 }
 """Names under which our code holds options: `torch.seed` or `Path.name` do not count."""
 

@@ -182,17 +182,21 @@ def doctor(given: argparse.Namespace) -> Answer:
     from embodied_rl.cli import doctor as machine
     from embodied_rl.cli import doctor_parts
 
+    figures: dict[str, Any] = {}
     if given.what is None:
         findings = machine.examine()
     elif given.target is None:
         raise ConfigError(f"name the {given.what} to look at: embodied-rl doctor {given.what} NAME")
     elif given.what == "policy":
         findings = doctor_parts.policy(given.target, given.overrides)
+    elif given.what == "replay":
+        findings, figures["replay"] = doctor_parts.replay(given.target, given.overrides)
     else:
         findings = doctor_parts.simulator(given.target, given.overrides)
     lines = [f"{finding.state:4}  {finding.name}: {finding.text}" for finding in findings]
     ok = all(finding.state != "fail" for finding in findings)
-    return "\n".join(lines), {"ok": ok, "findings": [vars(finding) for finding in findings]}
+    data = {"ok": ok, "findings": [vars(finding) for finding in findings]}
+    return "\n".join(lines), data | figures
 
 
 def list_parts(given: argparse.Namespace) -> Answer:

@@ -180,11 +180,16 @@ def _doctor_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "what",
         nargs="?",
-        choices=["policy", "simulator"],
+        choices=["policy", "simulator", "replay"],
         help="look at a policy or simulator instead of the machine: does it keep the promises "
-        "of embodied_rl/contracts?",
+        "of embodied_rl/contracts? replay: do recorded demonstrations still succeed when their "
+        "actions go through a checkpoint's convention and back?",
     )
-    sub.add_argument("target", nargs="?", help="its name, or a policy's or run's folder")
+    sub.add_argument(
+        "target",
+        nargs="?",
+        help="its name, or a policy's or run's folder; for replay a data set or a configuration",
+    )
     sub.add_argument(
         "overrides",
         nargs="*",
@@ -233,9 +238,10 @@ _COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], s
     "doctor": (
         commands.doctor,
         _doctor_arguments,
-        "check this machine, a policy or a simulator, your own included; says what to do",
+        "check this machine, a policy, a simulator or demonstrations; says what to do",
         "embodied-rl doctor\n  embodied-rl doctor policy runs/quickstart\n  "
-        "embodied-rl doctor simulator gymnasium simulator.task=Pendulum-v1",
+        "embodied-rl doctor simulator gymnasium simulator.task=Pendulum-v1\n  "
+        "embodied-rl doctor replay data/PickCube-v1 convention=libero_openvla",
     ),
     "list": (
         commands.list_parts,

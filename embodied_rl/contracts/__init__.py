@@ -16,6 +16,9 @@ from embodied_rl.contracts.convention import (
     Camera,
     Contract,
     ContractMismatch,
+    HandMotion,
+    StatePart,
+    short_hash,
 )
 from embodied_rl.contracts.policy import (
     Decision,
@@ -42,6 +45,8 @@ from embodied_rl.contracts.simulator import (
 )
 
 if TYPE_CHECKING:
+    from embodied_rl.contracts.convention import Orientation as Orientation
+    from embodied_rl.contracts.convention import Rotation as Rotation
     from embodied_rl.contracts.policy import Randomness as Randomness
     from embodied_rl.contracts.simulator import ByteArray as ByteArray
     from embodied_rl.contracts.simulator import FloatArray as FloatArray
@@ -61,6 +66,7 @@ __all__ = [
     "Estimate",
     "Evaluation",
     "Expert",
+    "HandMotion",
     "Histogram",
     "Observation",
     "Policy",
@@ -68,5 +74,7 @@ __all__ = [
     "Reason",
     "Simulator",
     "SimulatorSpec",
+    "StatePart",
     "StepOutcome",
+    "short_hash",
 ]

@@ -131,6 +131,35 @@ def load(
     return Demonstrations(replace(observation, images=pictures.read_all()), actions, episode)
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """N frames of several episodes, in order, without pictures."""
+
+    state: Tensor
+    """float32 [N, S]."""
+    actions: Tensor
+    """float32 [N, A]."""
+    episode: Tensor
+    """int64 [N]: number of the frame's episode, from 0."""
+
+    def by_episode(self) -> list[Tensor]:
+        """The actions [L, A] of each episode."""
+        return list(torch.split(self.actions, torch.bincount(self.episode).tolist()))
+
+
+def load_vectors(path: Path, contract: Contract, options: DemonstrationsConfig) -> Vectors:
+    """States and actions alone; raises what `load` raises."""
+    dataset, episode = _open(path, contract, options)
+    state, actions = (
+        _values(dataset, name, size, path)
+        for name, size in (
+            ("observation.state", contract.state_dim),
+            ("action", contract.action_dim),
+        )
+    )
+    return Vectors(state, actions, episode)
+
+
 def load_actions(path: Path, contract: Contract, options: DemonstrationsConfig) -> list[Tensor]:
     """The actions [L, A] of each episode alone; raises what `load` raises."""
     dataset, episode = _open(path, contract, options)

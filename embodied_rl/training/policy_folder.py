@@ -86,7 +86,8 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
     """Read a policy folder. `options` replace the stored ones, as far as the weights fit them: the
     way to change how actions are drawn, such as the noise level, of a trained policy.
 
-    Raises FileNotFoundError if it is none, and `DamagedPolicy` if weights are missing, superfluous,
+    Raises FileNotFoundError if it is none, ContractMismatch if the options speak another convention
+    or scale by other statistics, and `DamagedPolicy` if weights are missing, superfluous,
     of another shape, or if any part was changed on disk.
     """
     if not (folder / _DESCRIPTION).is_file() or not (folder / _WEIGHTS).is_file():
@@ -121,6 +122,8 @@ def load_policy(folder: Path, device: str = "cpu", options: Config | None = None
     policy: Any = (
         config.rebuild(contract, architecture, folder) if architecture else config.build(contract)
     )
+    made: Contract = policy.contract
+    made.require_equal(contract, "the policy with these options", f"the folder {folder}")
     try:
         weights = load_file(folder / _WEIGHTS)
     except SafetensorError as error:

@@ -184,21 +184,15 @@ def test_tokens_of_numbers_by_hand() -> None:
     assert torch.equal(tokens_of(token_values(every, 256), 256), every)
 
 
-@pytest.mark.parametrize(
-    ("gripper", "of_0", "of_1"), [("raw", -1.0, 1.0), ("signed", -1.0, 1.0), ("flipped", 1.0, -1.0)]
-)
-def test_actions_are_scaled_by_the_chosen_statistics(
-    tiny: Path, gripper: str, of_0: float, of_1: float
-) -> None:
-    policy = build(tiny, gripper=gripper)
+def test_actions_are_scaled_by_the_chosen_statistics(tiny: Path) -> None:
+    policy = build(tiny)
     units = torch.tensor([-1.0, 1.0])[:, None, None].expand(2, 1, 7)
     found = policy._to_environment(units)[:, 0]
     assert found[:, :6].tolist() == [pytest.approx([-0.5] * 6), pytest.approx([0.5] * 6)]
-    assert found[:, 6].tolist() == [of_0, of_1]
+    assert found[:, 6].tolist() == [-1.0, 1.0]
     back = policy.robot.actions.to_units(policy.robot.to_checkpoint(found))
     assert back[:, :6].tolist() == [pytest.approx([-1.0] * 6), pytest.approx([1.0] * 6)]
-    closed = -1.0 if gripper == "raw" else 0.0
-    assert back[:, 6].tolist() == [closed, 1.0]
+    assert back[:, 6].tolist() == [-1.0, 1.0]
 
 
 def test_actions_keep_the_environments_bounds(tiny: Path) -> None:
