@@ -77,8 +77,14 @@ def fingers(contract: Contract, data: Vectors) -> Finding:
 def _of_gripper(contract: Contract, before: Tensor, after: Tensor) -> str:
     gripper = gripper_of(contract)
     assert gripper is not None, "looked at in part_of"
-    opened = regripped(torch.stack([before, after]), gripper, _UNIT, rounded=True) > 0.5
-    share = float((opened[0] != opened[1]).double().mean())
+    first, then = regripped(torch.stack([before, after]), gripper, _UNIT, rounded=False)
+    opened, opens = first > 0.5, then > 0.5
+    advice = "look at `open`, `closed` and `threshold` of the convention's gripper"
+    share = float((opened != opens).double().mean())
+    for state, asked, given in (("opens", opened, opens), ("closes", ~opened, ~opens)):
+        if asked.any() and not asked.all() and not given.any():
+            often = f"in {100 * float(asked.double().mean()):.0f} % of the steps"
+            return f"the gripper never {state}, as the demonstrations do {often}; {advice}"
     if share > 0.5:
         return (
             f"the gripper is reversed: it opens where the demonstrations close, and the other way "
@@ -86,10 +92,9 @@ def _of_gripper(contract: Contract, before: Tensor, after: Tensor) -> str:
             f"convention's gripper"
         )
     if share > 0.0:
-        return (
-            f"the gripper is the opposite in {100 * share:.0f} % of the steps; look at `open`, "
-            f"`closed` and `threshold` of the convention's gripper"
-        )
+        return f"the gripper is the opposite in {100 * share:.0f} % of the steps; {advice}"
+    if float((first - then).abs().max()) > _TENTH:
+        return f"the gripper comes back only partly open or closed; {advice}"
     return ""
 
 
