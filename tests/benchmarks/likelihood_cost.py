@@ -2,8 +2,9 @@
 
 Flow-SDE with one random step per decision evaluates the velocity once, whatever K is; with all
 steps random it evaluates it K times. Both encode the observation once, which is counted here, not
-assumed. Part `expert` is what is left once an observation is encoded. Times are the median of a
-forward and backward pass.
+assumed. Part `expert` is what is left once an observation is encoded. A frozen vision-language
+model, as here that of a tiny SmolVLA, encodes it before the update, and its prefix is kept. Times are
+the median of a forward and backward pass.
 
 python tests/benchmarks/likelihood_cost.py --denoise-steps 8 --batch 256
 """
@@ -12,8 +13,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +26,14 @@ from torch import Tensor
 from embodied_rl.contracts import Camera, Contract, Evaluation, Observation, Policy
 from policies.config import FlowMLPConfig, FlowVLAConfig
 from policies.flow_vla import FlowVLA
+from policies.lerobot_config import LerobotFlowConfig
+from tiny_vla import words_of, write_checkpoint
 
 STATE, ACTION, SIDE = 42, 8, 64
-POLICIES: dict[str, type[FlowMLPConfig | FlowVLAConfig]] = {
+POLICIES: dict[str, type[FlowMLPConfig | FlowVLAConfig | LerobotFlowConfig]] = {
     "flow_mlp": FlowMLPConfig,
     "flow_vla": FlowVLAConfig,
+    "SmolVLA, prefix kept": LerobotFlowConfig,
 }
 
 
@@ -80,6 +88,20 @@ def cost(
     return found
 
 
+def built(
+    config_class: type[FlowMLPConfig | FlowVLAConfig | LerobotFlowConfig],
+    contract: Contract,
+    options: dict[str, Any],
+) -> Any:
+    """A new policy, or a tiny SmolVLA of a checkpoint."""
+    if config_class is not LerobotFlowConfig:
+        return config_class.model_validate(options).build(contract)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_checkpoint("smolvla", Path(folder) / "smolvla", contract)
+        files = {"path": str(path), "tokenizer": words_of(path)}
+        return config_class.model_validate(options | files).build(contract)
+
+
 def measure(name: str, num_steps: int, batch: int, repeats: int) -> dict[str, dict[str, float]]:
     """The cost with one random step and with all of them."""
     config_class = POLICIES[name]
@@ -89,9 +111,13 @@ def measure(name: str, num_steps: int, batch: int, repeats: int) -> dict[str, di
     found = {}
     for steps in ("one", "all"):
         torch.manual_seed(0)
-        policy = config_class.model_validate(
-            {"denoise_steps": num_steps, "stochastic_steps": steps, "skip_last_step": False}
-        ).build(contract)
+        policy = built(
+            config_class,
+            contract,
+            {"denoise_steps": num_steps, "stochastic_steps": steps, "skip_last_step": False},
+        )
+        if config_class is LerobotFlowConfig:
+            seen = replace(seen, prepared=policy.prepare(seen))
         trace = policy.act(seen, torch.Generator().manual_seed(0), "explore").trace
         found[steps] = cost(policy, seen, trace, repeats)
     return found
