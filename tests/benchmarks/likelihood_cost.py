@@ -3,8 +3,8 @@
 Flow-SDE with one random step per decision evaluates the velocity once, whatever K is; with all
 steps random it evaluates it K times. Both encode the observation once, which is counted here, not
 assumed. Part `expert` is what is left once an observation is encoded. A frozen vision-language
-model, as here that of a tiny SmolVLA, encodes it before the update, and its prefix is kept. Times are
-the median of a forward and backward pass.
+model, as here that of a tiny SmolVLA, encodes it before the update, and its prefix is kept. Times
+are the median of a forward and backward pass.
 
 python tests/benchmarks/likelihood_cost.py --denoise-steps 8 --batch 256
 """
