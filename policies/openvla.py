@@ -208,7 +208,8 @@ class OpenVLA(nn.Module):
         """The first token, the images' patches, the state if the checkpoint reads it, the rest of
         the prompt."""
         rows = len(observation)
-        require_observation(self._simulator, observation)
+        if not observation.prepared:
+            require_observation(self._simulator, observation)
         observation = self.robot.adapter.observation(observation)
         with self._rounding():
             seen = [self.model.project(self._features(observation).flatten(0, 1), rows)]
