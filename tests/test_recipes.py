@@ -67,11 +67,10 @@ def maniskill_contract() -> Contract:
 
 
 def recipe(name: str, folder: Path, checkpoints: Path) -> RunConfig:
-    """A recipe of configs/ with a tiny checkpoint, small images and short episodes."""
+    """A recipe of configs/ with a tiny checkpoint and small images."""
     changes = [
         f"runs_dir={folder}",
         f"simulator.image_size={SIDE}",
-        "simulator.max_episode_steps=10",
         "rollout.num_workers=1",
         *tiny(name.rpartition("_maniskill")[0].rpartition("_")[0], checkpoints),
     ]
