@@ -78,8 +78,8 @@ def actor_loss(config: ClipConfig, judged: Judged, part: Tensor | None = None) -
     if part is not None:
         steps = steps & part[:, None]
         mask = mask & per_ratio(part, mask)
-    of_mask = float(mask.sum() / judged.whole.ratios.clamp_min(1))
-    of_steps = float(steps.sum() / judged.whole.steps.clamp_min(1))
+    of_mask = mask.sum() / judged.whole.ratios.clamp_min(1)
+    of_steps = steps.sum() / judged.whole.steps.clamp_min(1)
     policy = clipped_policy_loss(
         judged.change, judged.advantage, mask, config.clip, config.clip_high, config.dual_clip
     )

@@ -78,7 +78,7 @@ def _named(value: Any) -> Any:
         near = difflib.get_close_matches(value, KNOWN, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"no convention is called {value!r}{hint} known: {', '.join(KNOWN)}. Your own is "
+            f"no convention is called {value!r}{hint}; known: {', '.join(KNOWN)}. Your own is "
             f"written inline, such as {{gripper: {{open: 1, closed: 0, threshold: 0.5}}}}"
         )
     return KNOWN[value]

@@ -16,9 +16,10 @@ import torch
 
 from embodied_rl.config import ConfigError
 from embodied_rl.contracts import Observation, Policy, Simulator, SimulatorSpec
-from embodied_rl.memory.arithmetic import Measured, MemoryPlan, WorkerBytes, predict
+from embodied_rl.memory.arithmetic import MemoryPlan, predict
 from embodied_rl.memory.machine import Machine, free
 from embodied_rl.memory.measure import simulates_here
+from embodied_rl.memory.parts import Measured, WorkerBytes
 from embodied_rl.memory.policy_bytes import (
     is_out_of_memory,
     measure_policy,
@@ -114,7 +115,8 @@ def _blank(spec: SimulatorSpec) -> Observation:
         camera.name: torch.zeros(1, camera.height, camera.width, 3, dtype=torch.uint8)
         for camera in contract.cameras
     }
-    return Observation(images, torch.zeros(1, contract.state_dim), (spec.task,))
+    # Without words: a policy refuses an instruction that is longer than it reads.
+    return Observation(images, torch.zeros(1, contract.state_dim), ("",))
 
 
 @contextmanager

@@ -17,8 +17,8 @@ import torch
 
 from embodied_rl.config import ConfigError
 from embodied_rl.contracts import Contract, Observation, Policy, Simulator, SimulatorSpec
-from embodied_rl.memory.arithmetic import Measured, WorkerBytes
 from embodied_rl.memory.machine import Machine, free
+from embodied_rl.memory.parts import Measured, WorkerBytes
 from embodied_rl.memory.policy_bytes import (
     is_out_of_memory,
     measure_policy,

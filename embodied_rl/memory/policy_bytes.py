@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from embodied_rl.contracts import Contract, Observation, Policy
-from embodied_rl.memory.arithmetic import Growing, PolicyBytes, gib
+from embodied_rl.memory.arithmetic import gib
+from embodied_rl.memory.parts import Growing, PolicyBytes
 from embodied_rl.memory.tracking import bytes_of, peak_of
 from embodied_rl.rollout.running import prepared
 from embodied_rl.run_config import RunConfig
@@ -108,10 +109,14 @@ def weights_on_paper(config: RunConfig, contract: Contract) -> int | None:
 
 
 def _numbers_in(file: Path) -> int:
-    """How many numbers a safetensors file holds: its header says it."""
-    with file.open("rb") as content:
-        header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    """How many numbers a safetensors file holds: its header says it. None of a damaged one, of
+    which whoever loads it will say more."""
+    try:
+        with file.open("rb") as content:
+            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+        return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    except (OSError, ValueError, OverflowError, MemoryError, TypeError, KeyError, AttributeError):
+        return 0
 
 
 def too_large(weights: int | None, left: int) -> str:

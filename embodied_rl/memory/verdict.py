@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied_rl.config import ConfigError
-from embodied_rl.memory.arithmetic import Component, Growing, MemoryPlan, Place, gib
+from embodied_rl.memory.arithmetic import Component, MemoryPlan, Place, gib
 from embodied_rl.memory.machine import Machine
+from embodied_rl.memory.parts import Growing
 from embodied_rl.run_config import RunConfig
 
 FORCE = "or go on all the same with --force"

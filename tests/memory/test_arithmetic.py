@@ -9,12 +9,12 @@ import pytest
 
 from embodied_rl.memory.arithmetic import (
     LEROBOT_BYTES,
-    Growing,
     MemoryPlan,
     Place,
     gib,
     predict,
 )
+from embodied_rl.memory.parts import Growing
 from round_numbers import DEMONSTRATED, MEASURED, PPO, config
 
 HOST = {"libraries": 10_000, "simulator": 700, "shared arrays": 64}

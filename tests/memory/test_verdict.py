@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from embodied_rl.config import ConfigError
-from embodied_rl.memory.arithmetic import Growing, MemoryPlan, WorkerBytes, predict
+from embodied_rl.memory.arithmetic import MemoryPlan, predict
 from embodied_rl.memory.machine import Machine
+from embodied_rl.memory.parts import Growing, WorkerBytes
 from embodied_rl.memory.verdict import require_fit, shortages
 from embodied_rl.run_config import RunConfig
 from round_numbers import DEMONSTRATED, MEASURED, POLICY, PPO, config

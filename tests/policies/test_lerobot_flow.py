@@ -198,7 +198,9 @@ def test_exactly_what_is_named_learns(kind: str, folders: dict[str, Path]) -> No
 def test_what_is_saved_is_a_checkpoint_of_lerobot(
     kind: str, trainable: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = options(folders[kind], trainable=trainable, lora_rank=2, exploration="flow_noise")
+    words = shutil.copytree(words_of(folders[kind]), tmp_path / "words")
+    given: dict[str, Any] = {"trainable": trainable, "lora_rank": 2, "tokenizer": words}
+    config = options(folders[kind], exploration="flow_noise", **given)
     torch.manual_seed(0)
     policy: Any = config.build(CONTRACT)
     before = ours(policy, observation(3))
@@ -209,7 +211,8 @@ def test_what_is_saved_is_a_checkpoint_of_lerobot(
     save_policy(policy, config, tmp_path / "saved")
     plain = theirs(kind, tmp_path / "saved", seen, tmp_path / "saved" / "tokenizer")
     torch.testing.assert_close(plain, changed, atol=1e-5, rtol=0)
-    # Ours comes back without the checkpoint that it began with.
+    # Ours comes back without the checkpoint and the tokenizer that it began with.
+    shutil.rmtree(words)
     loaded: Any = load_policy(tmp_path / "saved").policy
     torch.testing.assert_close(ours(loaded, seen), changed, atol=1e-5, rtol=0)
     torch.testing.assert_close(loaded.value(seen), policy.value(seen), atol=1e-5, rtol=0)

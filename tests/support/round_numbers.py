@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embodied_rl.config import load
-from embodied_rl.memory.arithmetic import Growing, Measured, PolicyBytes, WorkerBytes
+from embodied_rl.memory.parts import Growing, Measured, PolicyBytes, WorkerBytes
 from embodied_rl.run_config import RunConfig
 
 POLICY = PolicyBytes(
