@@ -7,6 +7,7 @@ scored are the first `chunk` steps and the robot's own dimensions (`flow_head.Ch
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -135,6 +136,10 @@ class LerobotFlow(nn.Module):
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Take statistics from demonstrations, where the checkpoint brought none of its own."""
         self.processors.fit(state, actions)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Within it, decides without statistics (contracts.Policy)."""
+        return self.processors.rehearsal()
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """What learns of lerobot's weights, and the noise network if there is one."""

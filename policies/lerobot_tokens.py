@@ -8,6 +8,7 @@ say `Action: ` itself; where it says what it was trained to say, both mean the s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -164,6 +165,10 @@ class LerobotTokens(nn.Module):
     def fit_normalisation(self, state: Tensor, actions: Tensor) -> None:
         """Take statistics from demonstrations, where the checkpoint brought none of its own."""
         self.processors.fit(state, actions)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Within it, decides without statistics (contracts.Policy)."""
+        return self.processors.rehearsal()
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """What learns of lerobot's weights."""

@@ -83,6 +83,9 @@ class Policy(Protocol):
     `observation.prepared` from the decision to the end of the update, and every other method takes
     them from there instead of making them again. Not needed, only faster.
 
+    A policy that cannot decide before there are statistics may have `rehearsal()`, a context within
+    which it does, if by numbers that mean nothing: for those who look at its sizes.
+
     A policy that plans more steps than it executes may have `imitated_steps`, the length H of the
     demonstrated chunks that `imitation_loss` wants.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -24,7 +25,13 @@ _ROWS = (2, 4)
 
 
 def measure_policy(policy: Policy, seen: Observation, device: str) -> PolicyBytes:
-    """A policy on the first of the observations, repeated."""
+    """A policy on the first of the observations, repeated. It may have no statistics yet."""
+    rehearsal: Any = getattr(policy, "rehearsal", nullcontext)
+    with rehearsal():
+        return _measured(policy, seen, device)
+
+
+def _measured(policy: Policy, seen: Observation, device: str) -> PolicyBytes:
     weights, contract = policy.state_dict(), policy.contract
     imitated = [p for p in policy.policy_parameters() if p.requires_grad]
     learned = [*imitated, *(p for p in policy.value_parameters() if p.requires_grad)]

@@ -16,6 +16,7 @@ from torch import Tensor
 from embodied_rl.contracts import Contract, Observation
 from embodied_rl.correctness.policy import GATES, examine_policy
 from embodied_rl.maths.randomness import standard_normal
+from embodied_rl.memory.policy_bytes import measure_policy
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RolloutConfig
 from embodied_rl.training.policy_folder import DamagedPolicy, load_policy, save_policy
@@ -276,8 +277,17 @@ def test_statistics_of_the_checkpoint_are_kept_and_missing_ones_fitted(
     bare = build(write_checkpoint(kind, tmp_path / "bare", statistics=False))
     with pytest.raises(BadCheckpoint, match=r"no statistics to scale.*set demonstrations"):
         ours(bare, seen)
+    # Its memory can be looked at all the same, which changes nothing.
+    missing = bare.processors.missing_statistics
+    assert measure_policy(bare, seen, "cpu").learned > 0
+    assert bare.processors.missing_statistics == missing
+    with pytest.raises(BadCheckpoint, match="no statistics"):
+        ours(bare, seen)
     bare.fit_normalisation(state, actions)
-    assert ours(bare, seen).isfinite().all()
+    first = ours(bare, seen)
+    assert first.isfinite().all()
+    measure_policy(bare, seen, "cpu")
+    assert torch.equal(ours(bare, seen), first)
 
 
 def test_a_damaged_checkpoint_is_never_replaced_by_random_weights(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodied_rl.contracts import Contract, Observation
 from embodied_rl.correctness.policy import GATES, examine_policy
+from embodied_rl.memory.policy_bytes import measure_policy
 from embodied_rl.ratio_levels import refusal
 from embodied_rl.rollout.build import build_simulator
 from embodied_rl.run_config import RolloutConfig
@@ -288,6 +289,7 @@ def test_statistics_of_the_checkpoint_are_kept_and_missing_ones_fitted(
     assert torch.equal(ours(policy, seen), before)
 
     bare = build(write_fast_checkpoint(tmp_path / "bare", statistics=False))
+    assert measure_policy(bare, observation(1), "cpu").learned > 0
     with pytest.raises(BadCheckpoint, match=r"no statistics to scale.*set demonstrations"):
         ours(bare, seen)
     bare.fit_normalisation(state, actions)
