@@ -127,6 +127,14 @@ def _spec_of(tasks: Sequence[str], configs: Sequence[Any]) -> SimulatorSpec:
         can_render=all(spec.can_render for spec in specs),
         num_initial_states=None if None in counts else min(count for count in counts if count),
         tasks=tuple(tasks),
+        benchmark_states=min(spec.benchmark_states for spec in specs),
+        trains_on_benchmark=any(spec.trains_on_benchmark for spec in specs),
+        variations=tuple(
+            axis for axis in specs[0].variations if all(axis in spec.variations for spec in specs)
+        ),
+        # Numbers of stages mean the same in all tasks or nothing.
+        stages=specs[0].stages if len({spec.stages for spec in specs}) == 1 else (),
+        protocol={task: dict(s.protocol) for task, s in zip(tasks, specs, strict=True)},
     )
 
 

@@ -123,9 +123,7 @@ def evaluate(given: argparse.Namespace) -> Answer:
     running = build_simulator(simulator, rollout, loaded.policy.chunk, device)
     try:
         spec = running.spec
-        plan = evaluation_plan(
-            spec.all_tasks, given.episodes, given.seed, "final", spec.num_initial_states
-        )
+        plan = evaluation_plan(spec.all_tasks, given.episodes, given.seed, "final", spec.states)
         options = simulator.model_dump(mode="json")
         header = protocol(loaded.fingerprint, options, plan, given.seed)
         run = best_of.run if given.best_of else _run_once

@@ -36,6 +36,7 @@ from embodied_rl.contracts.simulator import (
     EnvironmentObservation,
     Episode,
     Expert,
+    InitialStates,
     Observation,
     Prelude,
     Reason,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from embodied_rl.contracts.policy import Randomness as Randomness
     from embodied_rl.contracts.simulator import ByteArray as ByteArray
     from embodied_rl.contracts.simulator import FloatArray as FloatArray
+    from embodied_rl.contracts.simulator import Variation as Variation
 
 __all__ = [
     "BatchEnvironment",
@@ -68,6 +70,7 @@ __all__ = [
     "Expert",
     "HandMotion",
     "Histogram",
+    "InitialStates",
     "Observation",
     "Policy",
     "Prelude",

@@ -18,11 +18,28 @@ if TYPE_CHECKING:
     type ByteArray = npt.NDArray[np.uint8]
 
 type Prelude = tuple[tuple[float, ...], ...]
+type Variation = tuple[str, float]
+"""An axis on which an episode differs from the plain task, and its level: 0 is the plain task, 1
+the most that the simulator's own description of the axis says."""
 type Reason = Literal["uniform", "curriculum", "worst_case", "demonstration", "visited", "branch"]
 
 
 class CannotLookAhead(RuntimeError):
     """A simulator cannot go back to a state, so that actions cannot be tried out in it."""
+
+
+@dataclass(frozen=True)
+class InitialStates:
+    """What the numbers of a simulator's initial states stand for."""
+
+    count: int | None = None
+    """How many there are, of each task; None if every number gives another one."""
+    benchmark: int = 0
+    """The first so many, if any, are those on which others publish results: final evaluations use
+    these, and training starts in others."""
+    trained_on: bool = False
+    """Whether training starts in the benchmark's states all the same, as some papers do. Results
+    then say so."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +56,29 @@ class SimulatorSpec:
     """How many initial states there are, of each task; None if every number gives another one."""
     tasks: tuple[str, ...] = ()
     """The tasks that an episode may name, where there are several; `task` joins their names."""
+    benchmark_states: int = 0
+    """As `InitialStates.benchmark`; so is the next."""
+    trains_on_benchmark: bool = False
+    variations: tuple[str, ...] = ()
+    """The axes on which an episode may differ from the plain task (`Episode.variations`)."""
+    stages: tuple[str, ...] = ()
+    """What an episode goes through on its way, in order, such as `reached`, `grasped`, `placed`;
+    empty where the simulator does not tell."""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """What else decides a success rate, for the record: the name and numbers of a protocol card,
+    versions of what runs in another interpreter. Plain data."""
 
     @property
     def all_tasks(self) -> tuple[str, ...]:
         """The tasks that an episode may name."""
         return self.tasks or (self.task,)
+
+    @property
+    def states(self) -> InitialStates:
+        """How its initial states may be used."""
+        return InitialStates(
+            self.num_initial_states, self.benchmark_states, self.trains_on_benchmark
+        )
 
 
 @dataclass(frozen=True)
@@ -64,12 +99,16 @@ class Episode:
     prelude: Prelude = ()
     """Actions executed after the reset and before the first decision; nobody learns from them.
     Where they would end the episode, those that come before the end."""
+    variations: tuple[Variation, ...] = ()
+    """How it differs from the plain task: axes of `SimulatorSpec.variations`, applied at the reset
+    and gone with the next one."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Episode:
         """The episode whose fields were written as JSON, which knows no tuples."""
         prelude = tuple(tuple(action) for action in data.get("prelude", ()))
-        return cls(**{**data, "prelude": prelude})
+        variations = tuple((axis, level) for axis, level in data.get("variations", ()))
+        return cls(**{**data, "prelude": prelude, "variations": variations})
 
 
 @dataclass(frozen=True)
@@ -83,6 +122,8 @@ class StepOutcome:
     """The time limit ended the episode."""
     success: bool
     """The task's success condition holds right now."""
+    stage: int = 0
+    """How many of `SimulatorSpec.stages` are behind the episode now."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +265,9 @@ class ChunkResult:
     """bool [n]: success held at some step of this chunk."""
     success_now: Tensor
     """bool [n]: success holds at the last executed step."""
+    stage: Tensor
+    """int64 [n]: the most stages (`SimulatorSpec.stages`) that were behind at a step of this
+    chunk."""
     observation: Observation
     """What to decide on next: the chunk's end, or the first view of the next episode."""
     final_observation: Observation

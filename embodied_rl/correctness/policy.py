@@ -40,7 +40,7 @@ def examine_policy(policy: Policy, config: Config, simulator: Simulator) -> list
     Raises ContractMismatch if the two do not fit.
     """
     policy.contract.require_equal(simulator.spec.contract, "the policy", "the simulator")
-    planner = TrainingPlanner(simulator.spec.all_tasks, 0, simulator.spec.num_initial_states)
+    planner = TrainingPlanner(simulator.spec.all_tasks, 0, simulator.spec.states)
     generator = torch.Generator().manual_seed(0)
     batch = Collector(simulator, policy, planner, generator, 1, _DECISIONS).collect()
     return pass_through(PolicyBench(policy, config, batch), GATES)

@@ -155,7 +155,7 @@ def _started(config: RunConfig, slots: int, device: str) -> tuple[Simulator, Obs
 def _played(simulator: Simulator) -> Observation:
     """What is seen after a step: some memory is taken only then."""
     spec = simulator.spec
-    planner = TrainingPlanner(spec.all_tasks, 0, spec.num_initial_states)
+    planner = TrainingPlanner(spec.all_tasks, 0, spec.states)
     slots = list(range(simulator.num_slots))
     simulator.start(slots, planner.take(len(slots)))
     actions = torch.zeros(len(slots), 1, spec.contract.action_dim)

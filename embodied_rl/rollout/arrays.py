@@ -39,6 +39,7 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk: int) -> Layout:
         ("executed", (num_slots,), "int64"),
         ("begun_after", (num_slots,), "int64"),
         ("prelude_steps", (num_slots,), "int64"),
+        ("stage", (num_slots,), "int64"),
         *((name, (num_slots,), "bool") for name in _FLAGS),
     ]
     for view in ("observation", "final"):
@@ -102,16 +103,18 @@ class Arrays:
 
         flags = {name: self._copy(name, slots) for name in _FLAGS}
         reward, executed = self._copy("reward", slots), self._copy("executed", slots)
+        stage = self._copy("stage", slots)
         is_lost = torch.tensor(list(lost), dtype=torch.bool)
         if is_lost.any():
             reward[is_lost] = 0.0
-            executed[is_lost] = 0
+            executed[is_lost] = stage[is_lost] = 0
             for name in _FLAGS[:-1]:
                 flags[name][is_lost] = False
         return ChunkResult(
             reward=reward,
             executed=executed,
             prelude_steps=self._copy("prelude_steps", slots),
+            stage=stage,
             observation=self.observation(slots, instruction),
             final_observation=self.observation(slots, ended_instruction, "final"),
             lost=is_lost,

@@ -58,6 +58,8 @@ class EpisodeResult:
     """Why the episode did not run; it then counts as a failure."""
     num_looked: int = 0
     """Control steps beside these, in which candidates were tried out."""
+    stage: int = 0
+    """The most stages of the task (`SimulatorSpec.stages`) that were behind at a step."""
     path: Path | None = field(default=None, compare=False, repr=False)
     """How it went, action by action, unless it did not run."""
 

@@ -15,6 +15,7 @@ from embodied_rl.contracts import (
     Observation,
     SimulatorSpec,
 )
+from embodied_rl.rollout.chunk import require_variations
 
 
 class BatchedSimulator:
@@ -36,6 +37,8 @@ class BatchedSimulator:
 
     def start(self, slots: Sequence[int], episodes: Sequence[Episode]) -> Observation:
         """Begin these episodes (contracts.Simulator)."""
+        for episode in episodes:
+            require_variations(self.spec, episode)
         self._batch.reset(slots, episodes)
         return self._batch.observe(slots)
 
@@ -105,6 +108,7 @@ class BatchedSimulator:
             truncated=truncated,
             success_once=once,
             success_now=now,
+            stage=torch.zeros_like(executed),  # Batches tell no stages.
             observation=observation,
             final_observation=observation if final is None else final,
             refilled=refilled,

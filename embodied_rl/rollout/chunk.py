@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embodied_rl.contracts import CannotLookAhead, Environment, Episode
+from embodied_rl.contracts import CannotLookAhead, Environment, Episode, SimulatorSpec
 from embodied_rl.rollout.arrays import Arrays
 
 if TYPE_CHECKING:
@@ -23,8 +23,17 @@ type Kept = dict[int, Mapping[str, FloatArray]]
 """By slot, the state from which chunks are being tried out."""
 
 
+def require_variations(spec: SimulatorSpec, episode: Episode) -> None:
+    """Raise ValueError if the episode varies something that the simulator cannot."""
+    unknown = [axis for axis, _ in episode.variations if axis not in spec.variations]
+    if unknown:
+        known = ", ".join(spec.variations) or "none"
+        raise ValueError(f"{spec.task} cannot vary {unknown[0]!r}; what it can vary: {known}")
+
+
 def begin(environment: Environment, slot: int, episode: Episode, arrays: Arrays) -> str:
     """Start an episode and show its first view; returns its instruction."""
+    require_variations(environment.spec, episode)
     length = len(episode.prelude)
     while (over := _play(environment, episode, length)) is not None:
         # Contacts may go a little differently than when the actions were recorded.
@@ -54,13 +63,14 @@ def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) 
     reward = arrays["reward"][slot]
     reward[:] = 0.0
     terminated = truncated = success_once = success = False
-    executed = 0
+    executed = stage = 0
     for action in actions:
         outcome = environment.step(action)
         reward[executed] = outcome.reward
         executed += 1
         success = outcome.success
         success_once |= success
+        stage = max(stage, outcome.stage)
         terminated = outcome.terminated
         truncated = outcome.truncated and not terminated
         if terminated or truncated:
@@ -73,6 +83,7 @@ def execute(environment: Environment, slot: int, offered: bool, arrays: Arrays) 
     arrays["truncated"][slot] = truncated
     arrays["success_once"][slot] = success_once
     arrays["success_now"][slot] = success
+    arrays["stage"][slot] = stage
     arrays["refilled"][slot] = ended and offered
     if not ended:
         arrays.show(slot, environment.observe(), "observation")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from embodied_rl.contracts import Episode, Reason
+from embodied_rl.contracts import Episode, InitialStates, Reason
 from embodied_rl.rollout.batch import EpisodeResult
 from embodied_rl.rollout.practice import (
     AGAIN,
@@ -38,11 +38,14 @@ _SHARES: dict[Split, tuple[float, float]] = {
 }
 
 
-def initial_states(split: Split, num_initial_states: int | None) -> range:
+def initial_states(split: Split, states: InitialStates | int | None) -> range:
     """The initial states of a split, out of all that there are (None: any number will do)."""
-    count = END_OF_NUMBERS if num_initial_states is None else num_initial_states
+    known = states if isinstance(states, InitialStates) else InitialStates(states)
+    if known.benchmark and (split == "final" or (split == "train" and known.trained_on)):
+        return range(known.benchmark)
+    count = END_OF_NUMBERS if known.count is None else known.count
     first, last = _SHARES[split]
-    return range(int(first * count), int(last * count))
+    return range(max(int(first * count), known.benchmark), int(last * count))
 
 
 def evaluation_plan(
@@ -50,18 +53,17 @@ def evaluation_plan(
     num_episodes: int,
     seed: int = 0,
     split: Literal["quick", "final"] = "final",
-    num_initial_states: int | None = None,
+    states: InitialStates | int | None = None,
 ) -> list[Episode]:
     """Episodes of each task on the first held-out initial states of a split, each state once.
 
     Raises ValueError if the simulator has fewer held-out states than episodes were asked for.
     """
-    states = initial_states(split, num_initial_states)
-    if num_episodes > len(states):
+    numbers = initial_states(split, states)
+    if num_episodes > len(numbers):
         raise ValueError(
-            f"{num_episodes} evaluation episodes asked for, but of {num_initial_states} initial "
-            f"states only {len(states)} are held out for the {split} evaluation; ask for at most "
-            f"that many"
+            f"{num_episodes} evaluation episodes asked for, but of {_in_words(states)} only "
+            f"{len(numbers)} are held out for the {split} evaluation; ask for at most that many"
         )
     tasks = _as_tuple(tasks)
     prefixes = [(task, f"{task}/" if len(tasks) > 1 else "") for task in tasks]
@@ -69,7 +71,7 @@ def evaluation_plan(
         Episode(
             key=f"{split}/{seed}/{prefix}{i:06d}",
             task=task,
-            initial_state=states[i],
+            initial_state=numbers[i],
             seed=seed,
             group=i * len(tasks) + number,
         )
@@ -90,18 +92,16 @@ class TrainingPlanner:
         self,
         tasks: str | Sequence[str],
         seed: int,
-        num_initial_states: int | None = None,
+        states: InitialStates | int | None = None,
         group_size: int = 1,
         practice: PracticeConfig | None = None,
         demonstrations: Sequence[Demonstration] = (),
     ) -> None:
         self.seed, self.group_size = seed, group_size
         self.tasks = _as_tuple(tasks)
-        self._states = initial_states("train", num_initial_states)
+        self._states = initial_states("train", states)
         if not self._states:
-            raise ValueError(
-                f"{num_initial_states} initial states are too few to hold some out; give at least 4"
-            )
+            raise ValueError(f"{_in_words(states)} are too few to hold some out; give at least 4")
         self._cursor = 0
         self._waiting: deque[Episode] = deque()
         self._progress = 0.0
@@ -204,6 +204,11 @@ class TrainingPlanner:
         drawn = np.random.SeedSequence([self.seed, group]).generate_state(1, np.uint64)[0]
         task = self.tasks[group % len(self.tasks)]
         return Start(task, self._states[int(drawn % len(self._states))])
+
+
+def _in_words(states: InitialStates | int | None) -> str:
+    count = states.count if isinstance(states, InitialStates) else states
+    return "all initial states" if count is None else f"{count} initial states"
 
 
 def _as_tuple(tasks: str | Sequence[str]) -> tuple[str, ...]:

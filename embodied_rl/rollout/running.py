@@ -21,6 +21,7 @@ class Running:
     total_reward: float = 0.0
     num_steps: int = 0
     num_looked: int = 0
+    stage: int = 0
     success_once: bool = False
     success_now: bool = False
     actions: list[Tensor] = field(default_factory=list)
@@ -34,6 +35,7 @@ class Running:
         self.total_reward += float(result.reward[row].sum())
         self.num_steps += int(result.executed[row])
         self.prelude_steps = int(result.prelude_steps[row])
+        self.stage = max(self.stage, int(result.stage[row]))
         if result.success_once[row] and not self.success_once:
             self.steps_to_success = self.num_steps
         self.success_once |= bool(result.success_once[row])
@@ -49,6 +51,7 @@ class Running:
             num_steps=self.num_steps,
             num_looked=self.num_looked,
             error=error,
+            stage=self.stage,
             path=None if error else self._path(),
         )
 

@@ -23,9 +23,7 @@ def measure(
     """Success of a saved policy of the run on the held-out states; resumed if it was cut off."""
     loaded = load_policy(run.policy_folder(name), device)
     options, spec = run.config.evaluation, simulator.spec
-    plan = evaluation_plan(
-        spec.all_tasks, options.episodes, run.config.seed, "final", spec.num_initial_states
-    )
+    plan = evaluation_plan(spec.all_tasks, options.episodes, run.config.seed, "final", spec.states)
     simulator_options = run.config.simulator.model_dump(mode="json")
     header = protocol(loaded.fingerprint, simulator_options, plan, run.config.seed)
     output = run.directory / "evaluation" / name
@@ -66,7 +64,7 @@ def quick_check(
     """The present policy on quick-check states of all tasks, which the final result never uses."""
     options, spec = run.config.evaluation, simulator.spec
     plan = evaluation_plan(
-        spec.all_tasks, options.quick_episodes, run.config.seed, "quick", spec.num_initial_states
+        spec.all_tasks, options.quick_episodes, run.config.seed, "quick", spec.states
     )
     summary = evaluate(policy, simulator, plan, run.config.rollout.halves, run.config.seed, device)
     _log(run, summary, iteration, "quick")
@@ -95,7 +93,7 @@ def film(run: Run, name: Literal["start", "final"]) -> None:
     simulator: Any = run.config.simulator
 
     def plan(spec: SimulatorSpec) -> list[Episode]:
-        states = spec.num_initial_states
+        states = spec.states
         return evaluation_plan(spec.all_tasks, count, run.config.seed, "final", states)
 
     film_episodes(simulator, policy, plan, run.directory / "videos", name)

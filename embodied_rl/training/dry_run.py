@@ -109,9 +109,7 @@ def _rehearsed(config: RunConfig) -> tuple[float, Policy]:
     simulator = simulator_of(config)
     try:
         spec = simulator.spec
-        planner = TrainingPlanner(
-            spec.all_tasks, config.seed, spec.num_initial_states, algorithm.group_size
-        )
+        planner = TrainingPlanner(spec.all_tasks, config.seed, spec.states, algorithm.group_size)
         generator = torch.Generator(device).manual_seed(config.seed)
         batch = algorithm.collector(simulator, planner, generator, config.rollout.halves).collect()
     finally:

@@ -16,18 +16,18 @@ def require_fit(config: RunConfig, spec: SimulatorSpec, reinforces: bool = True)
     The size of a group is not among what can be too large: its episodes share one initial state,
     and where there are fewer slots they run one after the other.
     """
-    count, tasks = spec.num_initial_states, spec.all_tasks
+    states, tasks = spec.states, spec.all_tasks
     options = config.evaluation
-    evaluation_plan(tasks, options.episodes, config.seed, "final", count)
+    evaluation_plan(tasks, options.episodes, config.seed, "final", states)
     if not (reinforces and config.iterations):
         return
-    if not initial_states("train", count):
+    if not initial_states("train", states):
         raise ValueError(
-            f"{count} initial states are too few to hold some out; give at least 4, or set "
-            f"iterations=0"
+            f"{spec.num_initial_states} initial states are too few to hold some out; give at least "
+            f"4, or set iterations=0"
         )
     if options.every:
-        evaluation_plan(tasks, options.quick_episodes, config.seed, "quick", count)
+        evaluation_plan(tasks, options.quick_episodes, config.seed, "quick", states)
     _require_middles(config, spec)
 
 

@@ -105,7 +105,7 @@ class _Recorder:
     ) -> None:
         spec = environment.spec
         self._environment, self._expert = environment, expert
-        self._planner = TrainingPlanner(spec.all_tasks, seed, spec.num_initial_states)
+        self._planner = TrainingPlanner(spec.all_tasks, seed, spec.states)
         self._random = np.random.default_rng(seed)
         self._low = np.asarray(spec.contract.action_low, dtype=np.float32)
         self._high = np.asarray(spec.contract.action_high, dtype=np.float32)

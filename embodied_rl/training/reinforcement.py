@@ -53,7 +53,7 @@ class Reinforcement:
         self.planner = TrainingPlanner(
             simulator.spec.all_tasks,
             config.seed,
-            simulator.spec.num_initial_states,
+            simulator.spec.states,
             self.algorithm.group_size,
             config.practice,
             demonstrations_to_begin_in(run, simulator.spec.contract),

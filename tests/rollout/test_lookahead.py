@@ -168,6 +168,7 @@ def outcome(**fields: Any) -> ChunkResult:
         "reward": torch.tensor([[0.2, 0.3, 0.0]] * 3),
         "executed": torch.tensor([2, 2, 2]),
         "prelude_steps": torch.zeros(3, dtype=torch.int64),
+        "stage": torch.zeros(3, dtype=torch.int64),
         "observation": seen,
         "final_observation": seen,
         **dict.fromkeys(names, false),

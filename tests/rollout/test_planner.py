@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from embodied_rl.contracts import InitialStates
 from embodied_rl.rollout.planner import TrainingPlanner, evaluation_plan, initial_states
 
 
@@ -19,14 +20,25 @@ def test_training_and_held_out_states_never_meet(count: int | None) -> None:
 
 
 def test_an_evaluation_plan_visits_every_state_once() -> None:
-    plan = evaluation_plan("t", 25, seed=1, num_initial_states=100)
+    plan = evaluation_plan("t", 25, seed=1, states=100)
     assert {e.initial_state for e in plan} == set(range(75, 100))
     assert len({e.key for e in plan}) == 25
 
 
 def test_more_episodes_than_held_out_states_is_an_error() -> None:
     with pytest.raises(ValueError, match="of 100 initial states only 25 are held out"):
-        evaluation_plan("t", 26, num_initial_states=100)
+        evaluation_plan("t", 26, states=100)
+
+
+def test_a_benchmark_is_for_final_results_alone() -> None:
+    states = InitialStates(None, benchmark=50)
+    assert initial_states("final", states) == range(50)
+    assert initial_states("train", states).start == 50
+    assert initial_states("quick", states).start >= initial_states("train", states).stop
+    asked = InitialStates(None, benchmark=50, trained_on=True)
+    assert initial_states("train", asked) == initial_states("final", asked) == range(50)
+    # Where there is nothing but the benchmark's states, training has none of its own.
+    assert not initial_states("train", InitialStates(50, benchmark=50))
 
 
 def test_groups_share_task_and_initial_state() -> None:

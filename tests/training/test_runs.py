@@ -195,7 +195,7 @@ def test_films_are_of_held_out_states_of_a_bank(
     filmed: list[Episode] = []
 
     def note(_: object, __: object, plan: Any, *___: object) -> None:
-        bank = SimpleNamespace(all_tasks=("a", "b"), num_initial_states=40)
+        bank = SimpleNamespace(all_tasks=("a", "b"), states=40)
         filmed.extend(plan(bank))
 
     monkeypatch.setattr("embodied_rl.training.checks.film_episodes", note)
